@@ -1,8 +1,8 @@
--- Configuration of luacheck, which scripts/check.sh runs over every script that Redis executes.
+-- luacheck's configuration. scripts/check.sh runs it over every script that Redis executes.
 cache = false
 max_line_length = false -- tables in comments are wider than the code
 
--- Lua 5.1 as Redis offers it to scripts: no files, no system, no further modules.
+-- Lua 5.1 as Redis provides it to scripts: no files, no system calls, no other modules.
 stds.redis = {
   read_globals = {
     'KEYS', 'ARGV', 'redis', 'struct', 'string', 'table', 'math',
@@ -11,8 +11,8 @@ stds.redis = {
 }
 std = 'redis'
 
--- Core puts the prelude's text in front of each script that does not begin with `#!lua` itself, so the prelude's locals are
--- in those scripts' scope. They are read from the file, so that this list cannot become stale.
+-- Core prepends the prelude to every script that does not begin with `#!lua`, so the prelude's locals are in
+-- scope there. Reading their names from the file keeps this list current.
 local prelude = {}
 for line in io.lines('lua/prelude.lua') do
   local names = line:match('^local function ([%w_]+)') or line:match('^local ([%w_, ]+) =')
@@ -24,4 +24,4 @@ for name in require('lfs').dir('lua') do
     files[file].read_globals = prelude
   end
 end
-files['lua/prelude.lua'].ignore = { '211' } -- what is unused there is used by the scripts behind it
+files['lua/prelude.lua'].ignore = { '211' } -- unused locals of the prelude are used by the scripts

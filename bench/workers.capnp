@@ -1,4 +1,4 @@
-# Claimgate's Worker as it ships and a bare one in one process, for the benchmark. Addresses come with the command line.
+# claimgate's Worker as shipped and a bare one in one process, for the benchmark. Addresses come from the command line.
 using Workerd = import "/workerd/workerd.capnp";
 using Edge = import "../edge/workerd.capnp";
 
@@ -8,7 +8,7 @@ const config :Workerd.Config = (
     (name = "assets", worker = Edge.assets),
     (name = "bare", worker = .bare),
     (name = "core", external = (http = ())),
-    # The Worker is bound to more than the one core that it is told of.
+    # The Worker also needs bindings for the cores that it does not use.
     (name = "core-2", worker = .bare),
     (name = "core-3", worker = .bare),
     (name = "core-4", worker = .bare),
@@ -16,8 +16,11 @@ const config :Workerd.Config = (
     (name = "core-6", worker = .bare),
     (name = "core-7", worker = .bare),
     (name = "core-8", worker = .bare),
-    # And to a collector of traces, of which it is not told.
+    # It also needs a binding for the unused trace collector.
     (name = "collector", worker = .bare),
+    # And to the networks of an issuer's keys, of which it is not told either.
+    (name = "network", worker = .bare),
+    (name = "loopback", worker = .bare),
   ],
   sockets = [
     (name = "edge", http = (), service = "edge"),

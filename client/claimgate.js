@@ -1,15 +1,16 @@
-// The client of claimgate's edge, for browsers and Node. What each export does: claimgate.d.ts.
+// The client for claimgate's edge, for browsers and Node. claimgate.d.ts documents the exports.
 
 const TRY_MS_MIN = 500, BACKOFF_MS = 400, RESENT_MS_MIN = 50;
-const NOTHING_DONE = /^(rate_limited|overloaded)$/;
-// This client's own: nothing was sent.
-const NOTHING_SENT = /^(user_changed|no_token)$/;
-// For a token that names no user: the server takes no claim by it.
+// The request was not processed; a retry may help.
+const NOT_PROCESSED = /^(rate_limited|overloaded)$/;
+// The request was not processed, and a retry cannot help. The last three are the client's own codes.
+const NOT_PROCESSED_FINAL = /^(not_configured|user_ids_differ|user_changed|no_token|no_pass)$/;
+// Stands for the user if the token has no `sub`. The server accepts such a token only if USER_ID_CLAIM is not `sub`.
 const NO_USER = "me";
-// Refusals of a first try that may come from a cache.
-const CACHED = /^(not_started|paused|ended|sold_out)$/;
-// Rules are tried after the look for the key: who is refused by one has no claim under it.
-const DECIDED = /^(not_started|paused|ended|sold_out|user_\w*limit_reached|quantity_out_of_range|idempotency_key_reused)$/;
+// Denials of a first try that may come from a cache.
+const CACHEABLE = /^(not_started|paused|ended|pass_required|sold_out)$/;
+// The server looks up the key before it applies the rules, so after such a denial there is no claim with this key.
+const DECIDED = /^(not_started|paused|ended|pass_required|sold_out|user_\w*limit_reached|quantity_out_of_range|idempotency_key_reused)$/;
 
 export class ClaimgateError extends Error {
 	constructor(problem, { status = 0, retryAfterMs = 0, cause } = {}) {
@@ -30,7 +31,7 @@ export function memoryStorage() {
 export class ClaimgateClient {
 	#baseUrl; #token; #storage; #deadlineMs; #tryMs;
 
-	constructor({ baseUrl = "", token, storage = usualStorage(), deadlineMs = 20000, tryMs = 6000 } = {}) {
+	constructor({ baseUrl = "", token, storage = defaultStorage(), deadlineMs = 20000, tryMs = 6000 } = {}) {
 		this.#baseUrl = baseUrl.replace(/\/+$/, "");
 		this.#token = typeof token === "function" ? token : () => token;
 		this.#storage = storage;
@@ -58,53 +59,65 @@ export class ClaimgateClient {
 	}
 
 	async isPending(campaignId) {
-		const kept = this.#read(this.#nameOf(campaignId, await this.#user()));
-		return kept !== null && !kept.denied;
+		const entry = this.#read(this.#storageName(campaignId, await this.#user()));
+		return entry !== null && !entry.denied;
 	}
 
 	async forget(campaignId) {
-		const name = this.#nameOf(campaignId, await this.#user());
-		const kept = this.#read(name);
-		if (kept) this.#write(name, null);
-		return kept?.key ?? null;
+		const name = this.#storageName(campaignId, await this.#user());
+		const entry = this.#read(name);
+		if (entry) this.#write(name, null);
+		return entry?.key ?? null;
 	}
 
-	async claim(campaignId, { quantity = 1, idempotencyKey, signal, onRetry } = {}) {
+	async claim(campaignId, { quantity = 1, idempotencyKey, pass, signal, onRetry } = {}) {
 		signal?.throwIfAborted();
-		const giveUpAt = performance.now() + this.#deadlineMs;
+		const passOf = typeof pass === "function" ? pass : () => pass;
+		const nextPass = (wasRejected) => this.#ask("pass", () => passOf(wasRejected), signal, this.#deadlineMs);
+		let shown = await nextPass(false), wasRenewed = false;
+		let deadline = performance.now() + this.#deadlineMs;
 		const path = `${pathOf(campaignId)}/claims`;
-		const keyOf = (user, key) => idempotencyKey ? { key: idempotencyKey } : this.#keep(this.#nameOf(campaignId, user), quantity, key);
+		const entryOf = (user, key) => idempotencyKey ? { key: idempotencyKey } : this.#storeKey(this.#storageName(campaignId, user), quantity, key);
 		let user = await this.#user(signal);
-		let kept = keyOf(user);
-		let unknown = idempotencyKey ? true : kept.isOld; // a key of the caller's may have been sent before
+		let entry = entryOf(user);
+		let unknown = idempotencyKey ? true : entry.isOld; // the caller may have sent its own key before
 		for (let tries = 1; ; tries++) {
-			// A key is one user's: another one who signs in meanwhile must not claim by it. Before the first, there was no user.
+			// A key belongs to one user: if a different user signs in meanwhile, that user must not claim with it.
+			// NO_USER may still sign in.
 			const request = (token) => {
-				const now = userOf(token);
-				if (now !== user) {
-					if (user !== NO_USER) throw new ClaimgateError({ code: "user_changed", detail: "another user has signed in since" });
-					this.#settle(kept);
-					user = now;
-					kept = keyOf(user, kept.key);
-					unknown ||= kept.isOld;
+				const tokenUser = userOf(token);
+				if (tokenUser !== user) {
+					if (user !== NO_USER) throw new ClaimgateError({ code: "user_changed", detail: "another user has signed in since this claim began" });
+					this.#settle(entry);
+					user = tokenUser;
+					entry = entryOf(user, entry.key);
+					unknown ||= entry.isOld;
 				}
-				return claimRequest(kept.key, tries === 1 && kept.isNew, quantity);
+				return claimRequest(entry.key, tries === 1 && entry.isNew, quantity, shown);
 			};
 			const sentAt = performance.now();
-			const timings = tries === 1 && kept.isNew ? watchTimings() : () => [];
+			const timings = tries === 1 && entry.isNew ? watchTimings() : () => [];
 			try {
-				const answer = await this.#callAsUser(path, request, { signal, withinMs: giveUpAt - sentAt });
+				const answer = await this.#callAsUser(path, request, { signal, withinMs: deadline - sentAt });
 				const { claim, remaining = null, version } = read(answer, "claim");
-				this.#settle(kept);
+				this.#settle(entry);
 				return { claim, remaining, version, replayed: answer.status === 200 };
 			} catch (error) {
 				if (!(error instanceof ClaimgateError)) throw error; // aborted: the key stays
-				const twice = wasSentTwice(timings(), path);
-				const doubtful = twice && CACHED.test(error.code);
-				const wait = doubtful ? 0 : error.retryAfterMs + jitter(BACKOFF_MS * 2 ** tries);
-				unknown ||= twice || isUnknown(error);
-				const helps = doubtful || isUnknown(error) || NOTHING_DONE.test(error.code);
-				if (!helps || performance.now() + wait + TRY_MS_MIN > giveUpAt) throw this.#settle(kept, error, unknown);
+				const sentTwice = wasSentTwice(timings(), path);
+				const isDoubtful = sentTwice && CACHEABLE.test(error.code);
+				if (error.code === "pass_required" && !isDoubtful && !wasRenewed) {
+					this.#settle(entry, error, unknown);
+					const renewed = await nextPass(true);
+					if (!renewed || renewed === shown) throw error;
+					[shown, wasRenewed, deadline] = [renewed, true, performance.now() + this.#deadlineMs];
+					entry = entryOf(user, entry.key);
+					continue;
+				}
+				const wait = isDoubtful ? 0 : error.retryAfterMs + jitter(BACKOFF_MS * 2 ** tries);
+				unknown ||= sentTwice || isUnknown(error);
+				const retryHelps = isDoubtful || isUnknown(error) || NOT_PROCESSED.test(error.code);
+				if (!retryHelps || performance.now() + wait + TRY_MS_MIN > deadline) throw this.#settle(entry, error, unknown);
 				onRetry?.(error, wait);
 				await sleep(wait, signal);
 			} finally {
@@ -113,12 +126,12 @@ export class ClaimgateClient {
 		}
 	}
 
-	// The key of this claim, in storage before it is first sent: after a crash or a reload it is the same claim.
-	#keep(name, quantity, fresh = newKey()) {
+	// Returns the stored key or stores a new one. It is stored before the first try, so a retry after a reload is the same claim.
+	#storeKey(name, quantity, fresh = newKey()) {
 		const old = this.#read(name);
 		const isOld = old?.quantity === quantity;
 		if (old && !isOld && !old.denied) {
-			const detail = `ask for ${old.quantity} first: that claim is without an answer`;
+			const detail = `a claim with quantity ${old.quantity} is pending: repeat it before you claim another quantity`;
 			throw Object.assign(new ClaimgateError({ code: "claim_pending", detail }), { outcomeUnknown: true });
 		}
 		const key = isOld ? old.key : fresh;
@@ -126,55 +139,61 @@ export class ClaimgateClient {
 		return { name, key, quantity, isOld, isNew: !isOld };
 	}
 
-	// What becomes of the key. An answer that leaves no doubt frees it; while a claim may stand behind it, it stays.
+	// Removes the key once the outcome is known. Keeps it while a claim with it may have been granted, and while only a pass is
+	// missing. Returns `error`.
 	#settle({ name, key, quantity }, error, unknown) {
 		const denied = DECIDED.test(error?.code);
-		const stays = unknown && error.code !== "idempotency_key_reused";
+		const keepKey = error?.code === "pass_required" || (unknown && error.code !== "idempotency_key_reused");
 		if (error) error.outcomeUnknown = Boolean(unknown && !denied);
 		if (!name) return error; // the caller's own key
-		const now = this.#read(name); // another tab may have freed it; who is in doubt puts it back
-		if (now ? now.key !== key : !stays) return error;
-		this.#write(name, stays ? { key, quantity, denied } : null);
+		const current = this.#read(name); // another tab may have removed it; restore it if the outcome is unknown
+		if (current ? current.key !== key : !keepKey) return error;
+		this.#write(name, keepKey ? { key, quantity, denied } : null);
 		return error;
 	}
 
-	#nameOf(campaignId, user) {
+	#storageName(campaignId, user) {
 		const at = this.#baseUrl && `@${this.#baseUrl}`;
 		return `claimgate:${campaignId}:${user}${at}`;
 	}
 
 	async #user(signal) {
-		return userOf(await this.#tokenNow(false, { signal }));
+		return userOf(await this.#currentToken(false, { signal }));
 	}
 
-	// What gives the token may hang, as a page that waits for a login: it has as long as a try.
-	async #tokenNow(wasRefused, { signal, withinMs } = {}) {
-		const limit = this.#limit(withinMs);
+	// The token function gets as much time as a try.
+	#currentToken(wasRejected, { signal, withinMs } = {}) {
+		return this.#ask("token", () => this.#token(wasRejected), signal, this.#tryLimitMs(withinMs));
+	}
+
+	// Returns what the caller's function returns. It may hang, such as one that waits for a login.
+	async #ask(name, source, signal, limitMs) {
+		const limit = abortedAfter(limitMs);
 		try {
-			return await until(Promise.resolve(this.#token(wasRefused)), either(signal, limit));
+			return await unlessAborted(Promise.resolve(source()), firstOf(signal, limit));
 		} catch (cause) {
 			signal?.throwIfAborted();
 			if (!limit.aborted) throw cause;
-			throw new ClaimgateError({ code: "no_token", detail: "what gives the token did not answer" }, { cause });
+			throw new ClaimgateError({ code: `no_${name}`, detail: `the ${name} function did not return in time` }, { cause });
 		}
 	}
 
-	#limit(withinMs = this.#tryMs) {
-		return AbortSignal.timeout(Math.max(1, Math.ceil(Math.min(this.#tryMs, withinMs))));
+	#tryLimitMs(withinMs = this.#tryMs) {
+		return Math.max(1, Math.ceil(Math.min(this.#tryMs, withinMs)));
 	}
 
 	#read(name) {
 		try {
-			const kept = JSON.parse(this.#storage.getItem(name));
-			return typeof kept?.key === "string" ? kept : null;
+			const entry = JSON.parse(this.#storage.getItem(name));
+			return typeof entry?.key === "string" ? entry : null;
 		} catch {
 			return null;
 		}
 	}
 
-	// Storage may refuse (none left, a private window): then this client remembers.
-	#write(name, kept) {
-		const write = () => kept ? this.#storage.setItem(name, JSON.stringify(kept)) : this.#storage.removeItem(name);
+	// Storage may fail (full, or a private window). Then the keys are kept in memory.
+	#write(name, entry) {
+		const write = () => entry ? this.#storage.setItem(name, JSON.stringify(entry)) : this.#storage.removeItem(name);
 		try {
 			write();
 		} catch {
@@ -183,26 +202,26 @@ export class ClaimgateClient {
 		}
 	}
 
-	// `request` makes a call of the token that it is sent with.
+	// `request` is a function from the token to the request. A rejected token is renewed once.
 	async #callAsUser(path, request, options) {
-		const ask = (token) => {
+		const send = (token) => {
 			const { headers, ...rest } = request(token);
 			return this.#call(path, { ...rest, headers: token ? { ...headers, Authorization: `Bearer ${token}` } : headers }, options);
 		};
-		const token = await this.#tokenNow(false, options);
-		const answer = await ask(token);
-		const fresh = answer.status === 401 && (await this.#tokenNow(true, options));
-		return fresh && fresh !== token ? ask(fresh) : answer;
+		const token = await this.#currentToken(false, options);
+		const answer = await send(token);
+		const renewed = answer.status === 401 && (await this.#currentToken(true, options));
+		return renewed && renewed !== token ? send(renewed) : answer;
 	}
 
 	async #call(path, request, { signal, withinMs } = {}) {
 		try {
-			const reply = await fetch(this.#baseUrl + path, { ...request, cache: "no-store", signal: either(signal, this.#limit(withinMs)) });
+			const reply = await fetch(this.#baseUrl + path, { ...request, cache: "no-store", signal: firstOf(signal, abortedAfter(this.#tryLimitMs(withinMs))) });
 			const text = await reply.text();
 			return { status: reply.status, headers: reply.headers, body: text[0] === "{" ? JSON.parse(text) : {} };
 		} catch (cause) {
 			signal?.throwIfAborted();
-			throw new ClaimgateError({ code: "network", detail: "no answer came" }, { cause });
+			throw new ClaimgateError({ code: "network", detail: "no response from the server" }, { cause });
 		}
 	}
 }
@@ -210,11 +229,31 @@ export class ClaimgateClient {
 const etags = new WeakMap();
 const jitter = (ms) => ms * (0.8 + 0.4 * Math.random());
 const pathOf = (campaignId) => `/v1/campaigns/${encodeURIComponent(campaignId)}`;
-const either = (signal, limit) => signal ? AbortSignal.any([signal, limit]) : limit;
+const firstOf = (signal, limit) => signal ? abortedWithAny([signal, limit]) : limit;
 const isUnknown = ({ status, code }) =>
-	(status < 400 || status >= 500 || status === 408) && !NOTHING_DONE.test(code) && !NOTHING_SENT.test(code);
+	(status < 400 || status >= 500 || status === 408) && !NOT_PROCESSED.test(code) && !NOT_PROCESSED_FINAL.test(code);
 
-function usualStorage() {
+// Returns a signal that aborts after `ms`.
+function abortedAfter(ms) {
+	if (AbortSignal.timeout) return AbortSignal.timeout(ms);
+	const controller = new AbortController(); // Safari before 16
+	setTimeout(() => controller.abort(new DOMException("timed out", "TimeoutError")), ms);
+	return controller.signal;
+}
+
+// Returns a signal that aborts with the first of `signals`.
+function abortedWithAny(signals) {
+	if (AbortSignal.any) return AbortSignal.any(signals);
+	const controller = new AbortController(); // Safari before 17.4, Firefox before 124, Chrome before 116
+	for (const signal of signals) {
+		const abort = () => controller.abort(signal.reason);
+		if (signal.aborted) abort();
+		else signal.addEventListener("abort", abort, { signal: controller.signal });
+	}
+	return controller.signal;
+}
+
+function defaultStorage() {
 	try {
 		return globalThis.document ? globalThis.localStorage : memoryStorage();
 	} catch {
@@ -235,15 +274,16 @@ export function newKey() {
 	return btoa(String.fromCharCode(...bytes)).replace(/\+/g, "-").replace(/\//g, "_").replace(/=/g, "");
 }
 
-function claimRequest(key, isFirst, quantity) {
+function claimRequest(key, isFirst, quantity, pass) {
 	const headers = { "Content-Type": "application/json", "Idempotency-Key": key };
-	// Only a first try may be refused from a cache: a retry must find its claim.
+	// Only a first try may be rejected from a cache. A retry must reach the server that stores the claim.
 	if (isFirst) headers["Claimgate-Attempt"] = "1";
+	if (pass) headers["Claimgate-Pass"] = pass;
 	return { method: "POST", headers, body: JSON.stringify(quantity === 1 ? {} : { quantity }) };
 }
 
-// What `promise` gives, unless the signal is aborted first.
-function until(promise, signal) {
+// Resolves like `promise`, unless the signal is aborted first.
+function unlessAborted(promise, signal) {
 	return new Promise((done, fail) => {
 		const stop = () => fail(signal.reason);
 		if (signal.aborted) stop();
@@ -252,7 +292,7 @@ function until(promise, signal) {
 	});
 }
 
-// The body when it has what was asked for. Anything else, as a proxy's page, is an error.
+// Returns the body if it has `member`. Otherwise throws the problem, or `unexpected_answer` for a proxy's page.
 function read({ status, headers, body }, member) {
 	if (status < 300 && body[member] !== undefined) return body;
 	const problem = body.code ? body : { ...body, code: "unexpected_answer", detail: `status ${status} without a problem's code` };
@@ -261,22 +301,24 @@ function read({ status, headers, body }, member) {
 	throw new ClaimgateError(problem, { status, retryAfterMs });
 }
 
-// The timings since then, however many the page has had; told once, and watched no longer.
+// Starts to record resource timings, even if the page's buffer is full. Returns a function that stops
+// recording and returns the timings.
 function watchTimings() {
-	const seen = [];
-	const observer = new PerformanceObserver((list) => seen.push(...list.getEntries()));
+	const entries = [];
+	const observer = new PerformanceObserver((list) => entries.push(...list.getEntries()));
 	observer.observe({ type: "resource" });
 	return () => {
-		seen.push(...observer.takeRecords());
+		entries.push(...observer.takeRecords());
 		observer.disconnect();
-		return seen;
+		return entries;
 	};
 }
 
-// A browser resends by itself when a kept connection is cut; the first copy may have won. The timing shows it.
+// A browser resends a request by itself if a reused connection breaks, and the first copy may have been granted. Returns
+// whether the timings show such a gap.
 function wasSentTwice(timings, path) {
-	const lost = (t) => t.domainLookupStart - t.fetchStart + t.requestStart - t.connectEnd;
-	return timings.some((t) => t.name.endsWith(path) && lost(t) > RESENT_MS_MIN);
+	const gap = (t) => t.domainLookupStart - t.fetchStart + t.requestStart - t.connectEnd;
+	return timings.some((t) => t.name.endsWith(path) && gap(t) > RESENT_MS_MIN);
 }
 
 async function sleep(ms, signal) {

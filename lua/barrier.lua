@@ -1,12 +1,12 @@
 #!lua flags=allow-oom
--- barrier: a write that replicas have to confirm: a replica that has it has all that was written before. It runs without
--- memory too, so that a full Redis can still be relayed, which frees memory.
+-- barrier: a write that replicas have to confirm. A replica that has this write also has all earlier writes. The script
+-- runs even when Redis is out of memory, so that the relay, which frees memory, can still work.
 --
--- KEYS  1 the version of the replica set that was waited for last, in a slot of this server
+-- KEYS  1 the version of the last replica set that confirmed a barrier, in a slot of this server
 -- ARGV  1 the version of the replica set that the caller waits for
 --
 -- Replies
---   the version in force. A higher one than the caller's: it waits for replicas that do not count any more
+--   the version in force; if it is higher than the caller's, the caller waits for an outdated set of replicas
 
 local known = tonumber(redis.call('GET', KEYS[1]) or 0)
 if known > tonumber(ARGV[1]) then return known end

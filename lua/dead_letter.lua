@@ -1,12 +1,12 @@
 #!lua flags=allow-oom
--- dead_letter: moves a malformed outbox entry to the dead-letter stream, for an operator to inspect.
--- Frees the relay, so it runs without memory too.
+-- dead_letter: moves a malformed outbox entry to the dead-letter stream, where an operator can inspect it.
+-- The entry would block the relay, which frees memory, so the script runs even when Redis is out of memory.
 --
 -- KEYS  1 outbox   2 dead-letter stream
 -- ARGV  entry id
 --
 -- Replies
---   1 when moved, 0 when it was gone
+--   1 if moved, 0 if the entry was already removed
 
 local outbox_key, dead_letters_key = unpack(KEYS)
 local entry = redis.call('XRANGE', outbox_key, ARGV[1], ARGV[1])[1]

@@ -1,12 +1,12 @@
 #!lua flags=allow-oom
--- drop: removes a suspended campaign's keys, after its eviction is recorded in SQL; the dead letters stay. Frees memory,
--- so it runs without memory too.
+-- drop: removes a suspended campaign's keys except the dead letters, after SQL has recorded the eviction. The script
+-- frees memory, so it runs even when Redis is out of memory.
 --
--- KEYS  as in prelude.lua
--- ARGV  1 fencing token under which it was suspended
+-- KEYS  as in prelude.lua; 6 codes; 7 the outbox of layout 6
+-- ARGV  1 fencing token of the suspension
 --
 -- Replies
---   1 when nothing is left; 0 when what is there is not what this token suspended: nothing was changed
+--   1 if no key is left; 0 if the keys were not suspended under this token; nothing was changed then
 
 local campaign_key = KEYS[1]
 local token, phase = unpack(redis.call('HMGET', campaign_key, 'token', 'phase'))

@@ -1,15 +1,15 @@
 #!lua flags=allow-oom
--- lease: a lease on a name. For saving work, never for correctness: what is written under it carries its token.
+-- lease: a lease on a name. A lease saves duplicate work; correctness never depends on it, since writes carry its token.
 --
--- KEYS  1 lease (hash: owner, depth, token; expires after its TTL)   2 the last token given (never expires)
+-- KEYS  1 lease (hash: owner, depth, token; expires after its TTL)   2 the last token issued (never expires)
 -- ARGV  1 'acquire', 'renew' or 'release'   2 owner   3 TTL in ms (not for release)
 --
 -- Replies
---   {'held', token, depth}    acquired (a token higher than all before), or acquired again by its owner
---   {'taken', ms}             another owner's, for this long at most unless it is renewed
+--   {'held', token, depth}    acquired with a new highest token, or acquired again by the same owner
+--   {'taken', ms}             held by another owner, for at most this long unless renewed
 --   {'renewed'}
---   {'released', depth}       released; 0 means that the lease is free
---   {'lost'}                  not the owner's any more: nothing was changed
+--   {'released', depth}       released; at depth 0 the lease is free
+--   {'lost'}                  the owner no longer has the lease; nothing was changed
 
 local lease_key, token_key = unpack(KEYS)
 local owner = redis.call('HGET', lease_key, 'owner')

@@ -1,29 +1,32 @@
--- load: loads a campaign from SQL, in steps, under an epoch that was raised in SQL for it, after suspend.lua has stopped it
--- under the same token. Until the last step every other script answers that the campaign is loading.
+-- load: loads a campaign from SQL in steps, under an epoch raised in SQL for this load, after suspend.lua has suspended it
+-- under the same token. Until the last step all other scripts reply that the campaign is loading.
 --
--- KEYS  as in prelude.lua
+-- KEYS  as in prelude.lua; 6 codes (hash); 7 the outbox of layout 6, which 'begin' removes
 -- ARGV  1 identity   2 epoch   3 fencing token   4 step, then by step:
---       'begin'                              replaces what was suspended: every key's sentinel, and the consumer group
+--       'begin'  'codes' or ''               replaces the suspended keys, of this layout or layout 6, by sentinels and an
+--                                            empty consumer group; with 'codes', also the codes
 --       'users'  user id, record, ...        at most 1,000 pairs
---       'claims' digest, record, ...         claims beyond their user's record, at most 1,000 pairs
+--       'claims' digest, record, ...         claims that are not in their user's record, at most 1,000 pairs
 --       'holds'  expires at ms, member, ...  at most 1,000 pairs
---       'adopt'  instead of all others: admin state, rules. What was suspended is whole, and SQL has all of it: it goes on
---                under the new epoch as it is, with an empty outbox
+--       'codes'  digest, codes, ...          at most 1,000 pairs, as in give_codes.lua
+--       'adopt'  instead of all others: admin state, rules. For keys of this layout that are complete and whose claims are
+--                all in SQL: reopens them unchanged under the new epoch, with an empty outbox
 --       'open'   sequence and events to continue after, units taken, the sum of the claims' revisions, admin state, rules,
 --                packed as in prelude.lua
 --
 -- Replies
 --   {'done'}
---   {'late'}    what this token suspended is not there any more: another loader was here, or the keys were lost. Nothing
---               was changed
+--   {'late'}    the keys that this token suspended are gone: a newer loader took over, or the keys were lost; or keys of
+--               another layout would be adopted. Nothing was changed
 
 local epoch, token, step = ARGV[2], ARGV[3], ARGV[4]
 
 local function late()
   local last_token, phase, loading_epoch = unpack(redis.call('HMGET', campaign_key, 'token', 'phase', 'epoch'))
   if last_token ~= token then return true end
+  if step == 'adopt' and parse_identity(redis.call('HGET', users_key, STATE)) ~= LAYOUT then return true end
   if step == 'begin' or step == 'adopt' then return phase ~= 'suspended' end
-  -- Users lost since the beginning would be lost for good: the state vouches for them.
+  -- If users were lost since 'begin', the load must not continue: opening the campaign would make the loss permanent.
   return phase ~= 'loading' or loading_epoch ~= epoch or redis.call('HGET', users_key, STATE) ~= epoch
 end
 
@@ -44,6 +47,7 @@ local steps = {
     redis.call('HSET', users_key, STATE, epoch)
     redis.call('HSET', claims_key, SENTINEL, epoch)
     redis.call('ZADD', holds_key, '-' .. epoch, SENTINEL)
+    if ARGV[5] == 'codes' then redis.call('HSET', KEYS[6], SENTINEL, epoch) end
     empty_outbox(epoch)
   end,
   adopt = function()
@@ -59,6 +63,7 @@ local steps = {
   users = function() redis.call('HSET', users_key, unpack(ARGV, 5)) end,
   claims = function() redis.call('HSET', claims_key, unpack(ARGV, 5)) end,
   holds = function() redis.call('ZADD', holds_key, unpack(ARGV, 5)) end,
+  codes = function() redis.call('HSET', KEYS[6], unpack(ARGV, 5)) end,
   open = function()
     local campaign = {
       sequence = tonumber(ARGV[5]), events = tonumber(ARGV[6]), taken = tonumber(ARGV[7]), backlog = 0,

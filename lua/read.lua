@@ -1,13 +1,13 @@
--- read: reads one claim as it stands, and the campaign's counters. Writes nothing.
+-- read: reads the campaign's counters and, if requested, one claim. Writes nothing.
 --
 -- KEYS  as in prelude.lua
--- ARGV  1-2 as in prelude.lua, and for a claim 3 user id, 4 digest (16 bytes)
+-- ARGV  1-2 as in prelude.lua; to read a claim, 3 user id, 4 digest (16 bytes)
 --
 -- Replies
 --   {'found', now ms, version, taken, sequence, backlog, events so far, claim's record or false}
 --   {'not_ready', why}    as in claim.lua
 
-local campaign, why = open_whole_campaign()
+local campaign, why = open_checked_campaign()
 if not campaign then return { 'not_ready', why } end
 local now, record = milliseconds(), false
 if ARGV[3] then

@@ -1,21 +1,21 @@
--- set_rules: applies a version of a campaign's rules, unless a newer one is there. Counts from the next decision on.
+-- set_rules: applies a version of a campaign's rules, unless Redis has a newer one. Applies from the next decision on.
 --
 -- KEYS  as in prelude.lua
--- ARGV  1-2 as in prelude.lua, 3 version, 4 admin state, 5 rules, packed as in prelude.lua; where units were added, 6 the
+-- ARGV  1-2 as in prelude.lua, 3 version, 4 admin state, 5 rules, packed as in prelude.lua; if units were added, 6 the
 --       addition's idempotency key, 7 its units
 --
--- The campaign's 'additions' are the last of these, oldest first, a line each: key, units and version, separated by spaces.
--- SQL knows them too; a database that has lost the last ones gets them from here.
+-- The campaign's field 'additions' lists the last additions, oldest first, one per line: key, units and version, separated
+-- by spaces. SQL has the additions as well; a database that has lost the last additions restores them from here.
 --
 -- Replies
 --   {'changed'}
---   {'newer'}             Redis holds a newer version: nothing was changed
---   {'differs'}           Redis holds this version with other rules: nothing was changed
+--   {'newer'}             Redis has a newer version; nothing was changed
+--   {'differs'}           Redis has different rules of this version; nothing was changed
 --   {'not_ready', why}    as in claim.lua
 
 local ADDITIONS_MAX = 100
--- Bytes of the rules before the end of the UTC offsets, which moves with the time.
-local RULES_BYTES = 38
+-- Length of the rules that are compared: everything before the UTC offsets, which change over time.
+local RULES_BYTES = 50
 
 local function remember_addition(key, units, version)
   local additions = redis.call('HGET', campaign_key, 'additions') or ''
@@ -26,7 +26,7 @@ local function remember_addition(key, units, version)
   redis.call('HSET', campaign_key, 'additions', additions)
 end
 
-local campaign, why = open_whole_campaign()
+local campaign, why = open_checked_campaign()
 if not campaign then return { 'not_ready', why } end
 local version, admin_state = tonumber(ARGV[3]), tonumber(ARGV[4])
 if campaign.version > version then return { 'newer' } end

@@ -1,20 +1,34 @@
--- suspend: stops every decision on a campaign until it has been loaded again, and fences off every loader whose token is
--- lower. Where there is no campaign it leaves a stub for an hour, which the load replaces. It frees nothing itself, but an
--- eviction, which frees memory, begins with it, so it runs without memory too.
+-- suspend: stops all decisions on a campaign until it is loaded again, and fences off every loader with a lower token. If
+-- Redis does not have the campaign, it leaves a stub for an hour, which a load replaces. An eviction, which frees memory,
+-- starts with this script, so it runs even when Redis is out of memory.
+--
+-- Keys of layout 6 are suspended as well. Their state and records keep that layout until a load replaces them; only this
+-- layout's cores can do so, since the campaign's hash names layout 7 from then on.
 --
 -- KEYS  as in prelude.lua
--- ARGV  1 layout   2 register id   3 fencing token, drawn from the campaign's row in SQL
+-- ARGV  1 layout   2 register id   3 fencing token, issued from the campaign's row in SQL
 --
 -- Replies
---   {'suspended', epoch, sequence, events, taken, revisions, backlog, token, admin state, rules, additions}
---                  epoch 0: nothing was there. revisions: the sum over all claims' revisions, -1 when the users or the
---                  claims are not all there; the other counters are 0 then, or as far as they go. backlog: events that were
---                  never taken off the outbox. token: the previous one, '0' for none. admin state and rules: as they were
---                  in force, 0 and '' when they are not there. additions: as set_rules.lua keeps them
---   {'late', token}    a higher token, this one, was here before: nothing was changed
---   {'not_ready', why}    why: register | layout (the keys belong to another register or version: nothing was changed)
+--   {'suspended', epoch, sequence, events, taken, revisions, backlog, token, admin state, rules, additions, layout}
+--                  epoch: 0 if Redis did not have the campaign. revisions: the sum of all claims' revisions, -1 if users or
+--                  claims are missing; the other counters may then be 0 or too low. backlog: number of events never
+--                  removed from the outbox. token: the previous token, '0' if there was none. admin state and rules: the
+--                  values in force until now, 0 and '' if missing; rules of layout 6 are converted. additions: in the
+--                  format of set_rules.lua. layout: of the records in the keys
+--   {'late', token}    the campaign has this higher token; nothing was changed
+--   {'not_ready', why}    why: register | layout (the keys belong to another database, or have a layout that cannot be
+--                         converted; nothing was changed)
 
 local STUB_MS = 3600000
+-- The layout that a load converts.
+local CONVERTED = '6'
+
+-- Converts rules of layout 6: they have no pass rule, and the end of the UTC offsets before the version.
+local function converted(rules)
+  return string.sub(rules, 1, 38) .. string.rep('\0', 6) .. string.sub(rules, 45, 50) .. string.sub(rules, 39, 44)
+    .. string.sub(rules, 51)
+end
+
 local layout, register_id, token, epoch, events_loaded, revisions_loaded, admin_state, additions =
   unpack(redis.call('HMGET', campaign_key, 'layout', 'register_id', 'token', 'epoch', 'events_loaded',
     'revisions_loaded', 'admin_state', 'additions'))
@@ -22,7 +36,7 @@ local state = redis.call('HGET', users_key, STATE)
 local state_layout, state_register_id, state_epoch = parse_identity(state)
 local is_there = layout or state_layout
 layout, register_id = layout or state_layout, state_register_id or register_id
-if layout and layout ~= ARGV[1] then return { 'not_ready', 'layout' } end
+if layout and layout ~= ARGV[1] and layout ~= CONVERTED then return { 'not_ready', 'layout' } end
 if register_id and register_id ~= ARGV[2] then return { 'not_ready', 'register' } end
 if token and tonumber(token) > tonumber(ARGV[3]) then return { 'late', token } end
 
@@ -32,12 +46,13 @@ if state_epoch then
   campaign.admin_state, sequence, taken, events, backlog, campaign.loaded_epoch =
     struct.unpack(COUNTERS, state, at)
   epoch = string.format('%.0f', state_epoch)
-  if events_loaded and revisions_loaded and claims_are_whole(campaign) then
+  if events_loaded and revisions_loaded and claims_match_load(campaign) then
     -- Every event raises one claim's revision by one.
     revisions = revisions_loaded + events - events_loaded
   end
   rules = string.sub(state, at + COUNTERS_BYTES)
-  -- The suspension takes the place of the admin state: the load may need it, where SQL has lost it.
+  if state_layout == CONVERTED then rules = converted(rules) end
+  -- The suspension overwrites the admin state, so keep a copy: the load needs the admin state if SQL has lost it.
   if campaign.admin_state ~= ADMIN_SUSPENDED then
     admin_state = campaign.admin_state
     redis.call('HSET', campaign_key, 'admin_state', admin_state)
@@ -48,9 +63,9 @@ end
 epoch = epoch or '0'
 redis.call('HSET', campaign_key, 'layout', ARGV[1], 'register_id', ARGV[2], 'token', ARGV[3], 'epoch', epoch,
   'phase', 'suspended')
--- A stub holds nothing: one left by a core that was late or died expires by itself.
+-- A stub contains no data. If the core that created it does not load the campaign, the stub expires.
 if not is_there then redis.call('PEXPIRE', campaign_key, STUB_MS) end
 return {
   'suspended', tonumber(epoch), sequence, events, taken, revisions, backlog, token or '0', tonumber(admin_state or 0), rules,
-  additions or '',
+  additions or '', tonumber(state_layout or layout or ARGV[1]),
 }

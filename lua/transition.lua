@@ -1,14 +1,14 @@
--- transition: confirms or returns one claim. Each has its effect once, however often and in whatever order it is asked.
--- Works whatever the campaign's window or state.
+-- transition: confirms or returns one claim. Each transition takes effect once, regardless of the number and order of
+-- requests. The campaign's window and admin state do not matter.
 --
 -- KEYS  as in prelude.lua
--- ARGV  1-2 as in prelude.lua, 3 'confirm' or 'return', 4 user id, 5 digest (16 bytes), 6 the caller's name,
---       for the audit: an expiry is no caller's, so it names none; 7 the traceparent of the call, only when it is traced
+-- ARGV  1-2 as in prelude.lua, 3 'confirm' or 'return', 4 user id, 5 digest (16 bytes), 6 the caller's name, for the audit
+--       (an expiry is not recorded under it); 7 the call's traceparent, only if it is traced
 --
 -- Replies
---   {'transitioned', claim's record, events so far}    the claim as it stands now; its status tells whether that is what
---                                                      was requested: a hold that is due expires instead
---   {'unknown'}                                        no such claim
+--   {'transitioned', claim's record, events so far}    the claim as it is now; its status shows whether the request
+--                                                      succeeded: a hold that is due expires instead
+--   {'unknown'}                                        there is no such claim
 --   {'not_ready', why}                                 as in claim.lua
 
 local user_id, digest = ARGV[4], ARGV[5]
@@ -23,10 +23,10 @@ if work.is_damaged then return { 'not_ready', 'sentinel' } end
 if not packed then return { 'unknown' } end
 local claim = tools.unpack(packed)
 
-local function change_to(status, more)
-  work.more = more
-  if claim.status == HELD then append(work, 'freed', hold_member(user_id, digest)) end
-  if status == GRANTED then claim.expires_at = 0 else record = tools.give_back(record, claim) end
+local function change_to(status, extra_fields)
+  work.extra_fields = extra_fields
+  if claim.status == HELD then append(work, 'released', hold_member(user_id, digest)) end
+  if status == GRANTED then claim.expires_at = 0 else record = tools.return_units(record, claim) end
   claim.status = status
   tools.update(user_id, record, claim, at)
 end

@@ -1,22 +1,22 @@
--- user: reads what one user has of a campaign, and what of it is taken. Writes nothing.
+-- user: reads one user's record, and the units taken of the campaign. Writes nothing.
 --
 -- KEYS  as in prelude.lua
--- ARGV  1-2 as in prelude.lua, 3 user id, 4 the outbox entry behind which the search for the user's events goes on, '0' to
---       begin it
+-- ARGV  1-2 as in prelude.lua, 3 user id, 4 the outbox entry after which the search for the user's events continues, '0' to
+--       start it
 --
 -- Replies
 --   {'found', version, taken, today, user's record or '', the user's events, next}
 --       today: the calendar day in the campaign's time zone. Events: the records of the user's claims in up to SEARCHED_MAX
---       outbox entries, oldest first; without a claim that has moved out of the user's record none is looked for. Next: the
---       entry behind which to go on, '' at the end
+--       outbox entries, oldest first; searched only if a claim has moved out of the user's record. Next: the entry after
+--       which to continue, '' at the end
 --   {'not_ready', why}    as in claim.lua
 
--- Some 25,000 claims at most, which takes a millisecond.
+-- Maximum number of outbox entries searched: about 25,000 claims, which take a millisecond.
 local SEARCHED_MAX = 100
 
 local user_id = ARGV[3]
 
--- The records of the user's claims in an outbox entry.
+-- Returns the records of the user's claims in an outbox entry.
 local function events_in(entry)
   local fields, found = {}, ''
   for at = 1, #entry, 2 do fields[entry[at]] = entry[at + 1] end
@@ -32,17 +32,17 @@ end
 
 local read = redis.call('HMGET', users_key, STATE, user_id)
 local record = read[2] or ''
--- Without a claim that has moved out all of it is in the record, which the state vouches for.
+-- If no claim has moved out, the record is complete, and a valid state is enough to trust it.
 local has_moved_out = #record % CLAIM > 0
 local campaign, why
 if has_moved_out then
-  campaign, why = open_whole_campaign()
+  campaign, why = open_checked_campaign()
 else
   campaign, why = open_campaign(read[1])
 end
 if not campaign then return { 'not_ready', why } end
 local now = milliseconds()
-if now >= campaign.days_until then return { 'not_ready', 'days' } end
+if now >= campaign.offsets_until then return { 'not_ready', 'days' } end
 local events, next = {}, ''
 if has_moved_out then
   local entries = redis.call('XRANGE', outbox_key, '(' .. ARGV[4], '+', 'COUNT', SEARCHED_MAX)

@@ -1,5 +1,5 @@
 #!/usr/bin/env node
-// Adds workerd, which the edge's program is, to the list of what the Worker is made of.
+// Adds workerd, which the edge's program contains, to the Worker's bill of materials.
 //
 //   node scripts/add-workerd.mjs FILE.cdx.json
 import { readFileSync, writeFileSync } from "node:fs";

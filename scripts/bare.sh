@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# `make bare`: README's commands in a bare Debian root, as a newcomer with sudo types them: set-up, build, the page
-# answered, Ctrl-C, and no process left. Each line of the output begins with the seconds since the root was there.
+# `make bare`: runs README's commands in a bare Debian root like a newcomer with sudo: set-up, build, the page, Ctrl-C.
+# Fails if a process is left over. Each line of output starts with the seconds since the root was created.
 #
-#   scripts/bare.sh                 all of it, nothing cached; takes a quarter of an hour
-#   scripts/bare.sh --setup-only    the set-up alone, with this machine's Cargo tools where it has them
+#   scripts/bare.sh                 everything, nothing cached; takes 15 minutes
+#   scripts/bare.sh --setup-only    only the set-up, with this machine's Cargo tools if it has them
 #
-# In the root: systemd, installed and not running, as in most containers; sudo that asks no password; git, make and
-# ca-certificates; Rust and Node as on this machine. Nothing of this machine is changed: the mounts are in a namespace of their
-# own, and the root goes on any exit.
+# The root has systemd, installed but not running, as in most containers; sudo without a password; git, make and
+# ca-certificates; this machine's Rust and Node. This machine is not changed: mounts are in a separate namespace, and the
+# root is removed on exit.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/debian.sh
@@ -16,13 +16,13 @@ user=newcomer
 home=/home/$user
 tools_inside=/opt/claimgate-tools
 edge=127.0.0.1:8787
-# No step may hold up CI for ever.
+# Limits so that no step blocks CI forever.
 setup_s_max=1800 up_s_max=7200 stop_s_max=60
 
 die() { echo "make bare: $*" >&2; exit 1; }
 
-# Where the root cannot be made, CI goes on, and says so.
-cannot() {
+# If the root cannot be created, CI skips this test and reports that.
+skip() {
     [ "$mode" = whole ] && die "$*"
     echo "make bare: SKIPPED, its set-up part was not tested: $*"
     exit 0
@@ -30,23 +30,23 @@ cannot() {
 
 # --- on the machine: make the root ----------------------------------------------------------------------
 
-look_whether_it_can() {
-    debian_codename >/dev/null || cannot "this machine is no Debian, so it has no sources for one."
-    [ "$(id -u)" = 0 ] || cannot "it needs root, or a sudo that asks no password."
-    unshare --mount --pid --fork true 2>/dev/null || cannot "namespaces are not allowed here (unshare fails)."
+check_prerequisites() {
+    debian_codename >/dev/null || skip "this machine does not run Debian."
+    [ "$(id -u)" = 0 ] || skip "root, or sudo without a password, is required."
+    unshare --mount --pid --fork true 2>/dev/null || skip "namespaces are not allowed here (unshare fails)."
     if ! command -v mmdebstrap >/dev/null && [ "${SKIP_SETUP:-}" != 1 ]; then
         { apt-get update && apt-get install -y --no-install-recommends mmdebstrap; } >/dev/null 2>&1 || true
     fi
     local program
     for program in mmdebstrap git rustup cargo node npm; do
-        command -v $program >/dev/null || cannot "$program is missing."
+        command -v $program >/dev/null || skip "$program is missing."
     done
     [ "$mode" = setup-only ] || ! (: <"/dev/tcp/${edge%:*}/${edge##*:}") 2>/dev/null ||
-        die "$edge is taken: stop what listens there."
+        die "$edge is already in use: stop the process that listens there."
 }
 
-# Copies a file of this machine's user to the same place in the newcomer's home, if there is one.
-take_over() {
+# Copies a file in this user's home to the same path in the newcomer's home, if the file exists.
+copy_from_home() {
     if [ -f "$HOME/$1" ]; then install -D -m 600 "$HOME/$1" "$root$home/$1"; fi
 }
 
@@ -55,10 +55,10 @@ make_newcomer() {
     echo "$user ALL=(ALL) NOPASSWD: ALL" >"$root/etc/sudoers.d/$user"
     echo ". \"\$HOME/.cargo/env\"" >>"$root$home/.profile"
     local file
-    for file in .cargo/config.toml .cargo/config .npmrc .config/pip/pip.conf .pip/pip.conf; do take_over $file; done
+    for file in .cargo/config.toml .cargo/config .npmrc .config/pip/pip.conf .pip/pip.conf; do copy_from_home $file; done
 }
 
-# As `rustup` leaves it: its programs, one toolchain, no further target.
+# Leaves the same state as an installation by rustup: rustup's programs, one toolchain, no other target.
 install_rust() {
     local toolchain sysroot cargo_home=${CARGO_HOME:-$HOME/.cargo}
     toolchain=$(rustup show active-toolchain | cut -d' ' -f1)
@@ -85,39 +85,39 @@ install_node() {
 clone() {
     git clone --quiet --no-hardlinks . "$root$home/claimgate"
     git -C "$root$home/claimgate" log -1 --format='The checkout is %h, %s'
-    git diff --quiet HEAD || echo "What is not committed is not in it."
+    git diff --quiet HEAD || echo "Uncommitted changes are not included."
     chroot "$root" chown -R $user:$user $home/claimgate
 }
 
-# Minutes of building, which --setup-only may spare itself: the whole run builds them.
+# These tools take minutes to build. Only --setup-only reuses this machine's tools; the whole run builds them.
 offer_tools() {
     local here=${CLAIMGATE_TOOLS:-${XDG_CACHE_HOME:-$HOME/.cache}/claimgate}
     tools=
     if [ "$mode" != setup-only ]; then return; fi
     if [ -d "$here" ]; then
         tools=$(realpath "$here")
-        echo "worker-build, wasm-bindgen and Valkey are this machine's, read-only from $tools, where there."
+        echo "worker-build, wasm-bindgen, Valkey and schemathesis: using this machine's from $tools if present, read-only."
     else
-        echo "No Cargo tools in $here: they are built in the root."
+        echo "No Cargo tools in $here: building them in the root."
     fi
 }
 
-# What a registry or a proxy of this machine needs to be reached.
-carried='^(https?_proxy|no_proxy|all_proxy|HTTPS?_PROXY|NO_PROXY|ALL_PROXY|SSL_CERT_(FILE|DIR)|NODE_EXTRA_CA_CERTS|CURL_CA_BUNDLE|CARGO_(HTTP|NET|SOURCE|REGISTR(Y|IES))_.*|NPM_CONFIG_.*|PIP_.*|RUSTUP_(DIST_SERVER|UPDATE_ROOT|AUTO_INSTALL))$'
+# Variables that this machine needs to reach a registry or a proxy.
+forwarded_variables='^(https?_proxy|no_proxy|all_proxy|HTTPS?_PROXY|NO_PROXY|ALL_PROXY|SSL_CERT_(FILE|DIR)|NODE_EXTRA_CA_CERTS|CURL_CA_BUNDLE|CARGO_(HTTP|NET|SOURCE|REGISTR(Y|IES))_.*|NPM_CONFIG_.*|PIP_.*|RUSTUP_(DIST_SERVER|UPDATE_ROOT|AUTO_INSTALL))$'
 
 # --- in the root ----------------------------------------------------------------------------------------
 
-# Runs a command line as the newcomer's login shell would, in the checkout once there is one.
+# Runs a command line in the newcomer's login shell, in the checkout once it exists.
 as_newcomer() {
     local environment=(HOME=$home USER=$user LOGNAME=$user SHELL=/bin/bash TERM=dumb) name
-    while read -r name; do environment+=("$name=${!name}"); done < <(compgen -e | grep -E "$carried")
+    while read -r name; do environment+=("$name=${!name}"); done < <(compgen -e | grep -E "$forwarded_variables")
     if [ -n "$tools" ]; then environment+=("CLAIMGATE_TOOLS=$tools_inside"); fi
-    # What a script starts in the background ignores Ctrl-C, and so would all that it starts.
+    # A script's background processes ignore Ctrl-C, and so would their children; `env` resets that.
     chroot --userspec=$user:$user "$root" /usr/bin/env -i --default-signal=INT,QUIT "${environment[@]}" \
         /bin/bash -lc "cd $home/claimgate 2>/dev/null || cd; $1"
 }
 
-# What a container has: processes of its own, and no device but the harmless ones.
+# Mounts the same file systems as a container: /proc of its own processes, and only harmless devices.
 mount_all() {
     local node
     mount -t proc proc "$root/proc"
@@ -144,7 +144,7 @@ mount_all() {
 stamp() { while IFS= read -r line; do printf '%5d s  %s\n' $SECONDS "${line%$'\r'}"; done; }
 say() { echo "== $*" | stamp; }
 
-# Waits until $2 succeeds, $1 seconds at most; fails at once when process $3 is gone.
+# Waits at most $1 seconds until command $2 succeeds; fails at once if process $3 has ended.
 wait_until() {
     local end=$((SECONDS + $1))
     until $2; do
@@ -154,18 +154,18 @@ wait_until() {
     done
 }
 
-# Runs a newcomer's command line to its end, within $1 seconds.
+# Runs a command line as the newcomer, for at most $1 seconds.
 run() {
     say "$2"
     as_newcomer "$2" </dev/null > >(stamp) 2>&1 &
     running=$!
-    wait_until "$1" has_ended $running || die "'$2' has not ended within $1 s."
+    wait_until "$1" has_ended $running || die "'$2' did not end within $1 s."
     wait $running || die "'$2' failed with status $?."
 }
 has_ended() { ! kill -0 $running 2>/dev/null; }
 
-# The processes of this namespace, by command line, except for this script and its helpers.
-others() {
+# Prints the namespace's processes except this script and its helpers.
+remaining_processes() {
     local process command
     for process in "$root"/proc/[0-9]*; do
         command=$({ tr '\0' ' ' <"$process/cmdline"; } 2>/dev/null) || continue
@@ -182,29 +182,29 @@ close_terminal() {
         if [[ $command == 'script --quiet '* ]]; then kill -KILL "${process##*/}"; fi
     done
 }
-none_is_there() { [ -z "$(others)" ]; }
-none_is_left() {
+no_process_remains() { [ -z "$(remaining_processes)" ]; }
+require_no_process() {
     local left
-    left=$(others)
-    [ -z "$left" ] || die "processes are left $1:"$'\n'"$left"
-    say "no process is left $1"
+    left=$(remaining_processes)
+    [ -z "$left" ] || die "processes remain $1:"$'\n'"$left"
+    say "no process remains $1"
 }
 
 try_setup() {
     run $setup_s_max 'make setup'
-    none_is_left "by the set-up"
+    require_no_process "after the set-up"
     run 60 'make setup'
 }
 
 page_answers() {
     local page
-    page=$(chroot "$root" /usr/bin/curl -fs --max-time 5 "http://$edge/" 2>/dev/null) &&
+    page=$(chroot "$root" /usr/bin/curl -fsL --max-time 5 "http://$edge/" 2>/dev/null) &&
         [[ $page == *'<title>claimgate'* ]] &&
         page=$(chroot "$root" /usr/bin/curl -fs --max-time 5 "http://$edge/v1/campaigns/demo") &&
         [[ $page == *'"state":"open"'* ]]
 }
 
-# On a terminal, so that Ctrl-C is what it is for a person: a key, which the terminal turns into a signal to all of them.
+# Uses a terminal, so that Ctrl-C works as for a person: the terminal sends the signal to all processes.
 try_up() {
     local began
     mkfifo "$work/keys"
@@ -212,13 +212,13 @@ try_up() {
     say "make up"
     as_newcomer "exec script --quiet --return --command 'make up' /dev/null" <"$work/keys" > >(stamp) 2>&1 3>&- &
     running=$!
-    wait_until $up_s_max page_answers $running || die "the page does not answer."
-    say "the page answers at http://$edge/, the demo campaign is open; now Ctrl-C"
+    wait_until $up_s_max page_answers $running || die "the page does not respond."
+    say "the page responds at http://$edge/, the demo campaign is open; now Ctrl-C"
     began=$SECONDS
     printf '\003' >&3
-    wait_until $stop_s_max none_is_there $running || die "still there $stop_s_max s after Ctrl-C:"$'\n'"$(others)"
-    say "no process is left $((SECONDS - began)) s after Ctrl-C"
-    # `script` does not always see by itself that its command has ended.
+    wait_until $stop_s_max no_process_remains $running || die "processes remain $stop_s_max s after Ctrl-C:"$'\n'"$(remaining_processes)"
+    say "no process remains $((SECONDS - began)) s after Ctrl-C"
+    # `script` sometimes fails to notice that its command has ended.
     close_terminal
     exec 3>&-
     wait $running || true
@@ -227,8 +227,8 @@ try_up() {
 inside() {
     SECONDS=0
     mount_all
-    [ -x "$root/usr/bin/systemctl" ] && [ ! -d "$root/run/systemd/system" ] || die "systemd is not as it should be."
-    # It may have come along with the toolchain.
+    [ -x "$root/usr/bin/systemctl" ] && [ ! -d "$root/run/systemd/system" ] || die "systemd must be installed but not running."
+    # The copied toolchain may include this target.
     as_newcomer 'rustup --quiet target remove wasm32-unknown-unknown' >/dev/null 2>&1 </dev/null || true
     if [ "$mode" = whole ]; then try_up; fi
     try_setup
@@ -236,7 +236,8 @@ inside() {
 
 # --- the run --------------------------------------------------------------------------------------------
 
-# `--inside` is this script again, as the first process of a namespace: what it leaves behind ends with it.
+# `--inside`: this script as the first process of a namespace. When this process exits, the kernel ends all other
+# processes of the namespace.
 if [ "${1:-}" = --inside ]; then
     mode=$2 work=$3 tools=$4 root=$3/root
     inside
@@ -251,14 +252,14 @@ esac
 if [ "$(id -u)" != 0 ] && sudo -n true 2>/dev/null; then
     exec sudo -n -E env "PATH=$PATH" "HOME=$HOME" scripts/bare.sh "$@"
 fi
-look_whether_it_can
+check_prerequisites
 
 mkdir -p target
 work=$(mktemp -d "$PWD/target/bare.XXXXXX")
 root=$work/root inside_pid='' tools=''
 clean_up() {
     trap '' INT TERM HUP
-    # With its first process go all others of the namespace, and its mounts.
+    # Killing the namespace's first process ends its other processes and removes its mounts.
     if [ -n "$inside_pid" ]; then
         kill -KILL "$inside_pid" 2>/dev/null || true
         wait "$inside_pid" 2>/dev/null || true
@@ -271,12 +272,12 @@ trap 'exit 130' INT TERM HUP
 offer_tools
 SECONDS=0
 make_debian_root "$root" --variant=minbase --include=systemd,sudo,git,make,ca-certificates
-take_over_network "$root"
+copy_network_settings "$root"
 make_newcomer
 install_rust
 install_node
 clone
-echo "The root is there after $SECONDS s."
+echo "The root was created in $SECONDS s."
 unshare --mount --pid --fork --kill-child scripts/bare.sh --inside $mode "$work" "$tools" &
 inside_pid=$!
 wait $inside_pid

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds a Worker, edge's unless another crate's directory is given, into its build/, and prints the size of the upload.
-# Also wrangler's build command.
+# Builds a Worker (of edge, or of the crate directory given as argument) into the crate's build/ and prints the upload
+# size. wrangler also runs this script as its build command.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/tools.sh
@@ -8,23 +8,23 @@ cd "$(dirname "$0")/.."
 crate=${1:-edge}
 out=$crate/build
 stamp=$out/.built
-size_kb_max=210
+size_kb_max=280
 
-# cargo skips what has not changed, but wasm-bindgen, wasm-opt and esbuild would run every time.
+# cargo skips unchanged crates, but wasm-bindgen, wasm-opt and esbuild would run every time.
 is_fresh() {
     [ -f "$stamp" ] && [ -f "$out/index.js" ] && [ -f "$out/index_bg.wasm" ] &&
         [ -z "$(find Cargo.toml Cargo.lock package-lock.json scripts/build-worker.sh scripts/tools.sh \
             "$crate/Cargo.toml" "$crate/src" shared/Cargo.toml shared/src -newer "$stamp" -print -quit)" ]
 }
 
-# No std for wasm32: let Debian's cargo build it along with the Worker, and rustup's linker link it.
+# Without std for wasm32: Debian's cargo builds std along with the Worker, and rustup's linker links it.
 use_debian_rust() {
     local shims=$PWD/target/debian-rust rustup_sysroot host
     rustup_sysroot=$(rustc --print sysroot)
     host=$(rustc -vV | sed -n 's/^host: //p')
     mkdir -p "$shims"
-    # worker-build only checks that the target's directory exists, which says nothing about a std that is
-    # still to be built: any existing directory will do.
+    # worker-build only checks that the target's directory exists, although std is built later. Any existing directory
+    # satisfies it.
     cat >"$shims/rustc" <<'SH'
 #!/bin/sh
 case "$*" in *target-libdir*) exec /usr/bin/rustc --print sysroot ;; esac
@@ -43,13 +43,13 @@ build() {
         use_debian_rust
     fi
     mkdir -p "$out"
-    local started=$out/.started # an edit made during the build must count as newer than it
+    local started=$out/.started # edits during the build must count as newer
     touch "$started"
     (cd "$crate" &&
         WASM_BINDGEN_BIN=$(wasm_bindgen) WASM_OPT_BIN=wasm-opt ESBUILD_BIN=esbuild \
             "$(worker_build)" --profile edge)
-    # worker-build optimises for size, which costs each request, and keeps the names of functions, a seventh of what would
-    # be uploaded; a panic names its line anyway.
+    # worker-build optimises for size, which makes each request slower, and keeps function names, a seventh of the upload.
+    # A panic reports its line even without function names.
     wasm-opt -O3 --strip-debug "$out/index_bg.wasm" -o "$out/index_bg.wasm"
     mv "$started" "$stamp"
 }
@@ -57,8 +57,8 @@ build() {
 is_fresh || build
 
 size_kb=$((($(gzip -9c "$out/index_bg.wasm" | wc -c) + $(gzip -9c "$out/index.js" | wc -c) + 999) / 1000))
-echo "$crate: $size_kb KB gzipped, of at most $size_kb_max"
+echo "$crate: $size_kb KB gzipped (limit $size_kb_max)"
 if [ $size_kb -ge $size_kb_max ]; then
-    echo "$crate: too large; see $crate/Cargo.toml and what it draws in" >&2
+    echo "$crate: too large; check the dependencies in $crate/Cargo.toml" >&2
     exit 1
 fi

@@ -1,9 +1,9 @@
 #!/usr/bin/env node
-// Whether the documents name only what exists: links and anchors, paths, make targets, commands and flags, variables, tests,
-// metrics, routes, and what lua/README.md and docs/redis-layout.md say of the scripts. And the reverse: metrics, variables, routes,
-// problem codes and scripts that their page does not name.
+// Checks that the documents name only existing things: links and anchors, paths, make targets, commands and flags, variables,
+// tests, metrics, routes, and statements of lua/README.md and docs/redis-layout.md about the scripts. Also checks that the
+// documents name all metrics, variables, routes, problem codes and scripts, and that tests run by name exist.
 //
-//   node scripts/check-docs.mjs     prints a line for each mistake and exits with 1 when there are any
+//   node scripts/check-docs.mjs     prints a line for each mistake and exits with 1 if there are any
 import { existsSync, readFileSync, readdirSync, statSync } from "node:fs";
 import path from "node:path";
 import { fileURLToPath } from "node:url";
@@ -11,13 +11,13 @@ import { fileURLToPath } from "node:url";
 const root = path.resolve(path.dirname(fileURLToPath(import.meta.url)), "..");
 process.chdir(root);
 
-/** Directories that are built or brought, not kept. */
+/** Directories that are generated or downloaded. */
 const SKIPPED = new Set([".git", "node_modules", "target", "data", "build", ".wrangler"]);
-/** The most lines a document may have. */
+/** Maximum numbers of lines of documents. */
 const LINES_MAX = { "README.md": 150, "README.zh-CN.md": 150, "ARCHITECTURE.md": 200 };
-/** A bare name with one of these endings is a file of the tree. */
+/** A bare name with one of these endings must be a file of the tree. */
 const FILE_NAME = /^[\w.-]+\.(rs|lua|mjs|js|sh|toml|yml|yaml|md|sql|capnp|c|html|css)$/;
-/** Where variables of the environment are read. */
+/** Directories whose code reads environment variables. */
 const VARIABLE_SOURCES = ["core/src", "scripts", "test-support/src"];
 
 const files = listFiles(".");
@@ -48,9 +48,9 @@ function mistake(file, line, text) {
   mistakes.push(`${file}:${line}: ${text}`);
 }
 
-// --- taking a document apart ------------------------------------------------------------------------------------
+// --- parsing a document ---------------------------------------------------------------------------------------
 
-/** Lines with their numbers, each told whether it stands in a fence, and in a fence of which language. */
+/** Returns lines with their numbers and the language of their fence, `null` outside fences. */
 function linesOf(text) {
   let fence = null;
   return text.split("\n").map((line, index) => {
@@ -63,7 +63,7 @@ function linesOf(text) {
   });
 }
 
-/** What stands in backticks, also over the end of a line, and each line of a fence of shell commands. */
+/** Returns code spans, which may wrap, and each line of a fence of shell commands. */
 function codeOf(text) {
   const lines = linesOf(text);
   const shell = lines.filter(({ fence }) => fence === "sh").map(({ number, line }) => ({ number, code: line.trim(), isShell: true }));
@@ -76,7 +76,7 @@ function codeOf(text) {
   return [...spans, ...shell];
 }
 
-/** The anchors of a document's headings, as GitHub makes them. */
+/** Returns the anchors of a document's headings, as GitHub generates them. */
 function anchorsOf(text) {
   const seen = new Map();
   return new Set(linesOf(text).filter(({ fence }) => fence === null).flatMap(({ line }) => {
@@ -97,8 +97,8 @@ function checkLinks(file, text) {
     if (fence !== null) continue;
     for (const [, target] of line.replace(/`[^`]*`/g, "").matchAll(/\]\(([^)\s]+)\)/g)) {
       if (/^[a-z]+:/.test(target)) continue;
-      const [place, anchor] = target.split("#");
-      const linked = place === "" ? file : path.join(path.dirname(file), decodeURI(place));
+      const [linkedFile, anchor] = target.split("#");
+      const linked = linkedFile === "" ? file : path.join(path.dirname(file), decodeURI(linkedFile));
       if (!existsSync(linked)) mistake(file, number, `link to ${target}: no such file`);
       else if (anchor && !anchorsOf(read(linked)).has(anchor)) mistake(file, number, `link to ${target}: no such heading`);
     }
@@ -107,14 +107,14 @@ function checkLinks(file, text) {
 
 // --- paths ------------------------------------------------------------------------------------------------------
 
-/** `a/{b,c}.rs` names two. */
+/** Expands `a/{b,c}.rs` into two names. */
 function expanded(text) {
   const braces = text.match(/^([^{}]*)\{([^{}]*)\}(.*)$/);
   if (!braces) return [text];
   return braces[2].split(",").flatMap((part) => expanded(`${braces[1]}${part.trim()}${braces[3]}`));
 }
 
-function isThere(file, name) {
+function fileExists(file, name) {
   if (!name.includes("*")) return existsSync(name) || existsSync(path.join(path.dirname(file), name));
   const pattern = new RegExp(`^${name.split("*").map((part) => part.replace(/[.+?^${}()|[\]\\]/g, "\\$&")).join("[^/]*")}$`);
   return files.some((one) => pattern.test(one));
@@ -124,16 +124,16 @@ function checkPath(file, number, word) {
   for (const name of expanded(word.replace(/[.,;:]+$/, ""))) {
     const [first] = name.split("/");
     if (name.includes("/")) {
-      const isOurs = topLevel.has(first) && !SKIPPED.has(first);
-      const isBeside = existsSync(path.join(path.dirname(file), first)) && !SKIPPED.has(first) && FILE_NAME.test(path.basename(name));
-      if ((isOurs || isBeside) && !isThere(file, name)) mistake(file, number, `${name}: no such file`);
+      const isInTree = topLevel.has(first) && !SKIPPED.has(first);
+      const isSibling = existsSync(path.join(path.dirname(file), first)) && !SKIPPED.has(first) && FILE_NAME.test(path.basename(name));
+      if ((isInTree || isSibling) && !fileExists(file, name)) mistake(file, number, `${name}: no such file`);
     } else if (FILE_NAME.test(name) && !names.has(name)) {
       mistake(file, number, `${name}: no file of this name`);
     }
   }
 }
 
-/** A path, or `path: word`, whose word has to stand in the file. */
+/** Checks a path, or `path: word`: the file must contain the word. */
 function checkPaths(file, number, code, isShell) {
   if (isShell) {
     for (const word of code.split(/[\s"'()=]+/)) if (word.includes("/")) checkPath(file, number, word);
@@ -143,7 +143,7 @@ function checkPaths(file, number, code, isShell) {
   if (!name || /^[/~$<-]|:\/\//.test(name)) return;
   checkPath(file, number, name);
   if (word && existsSync(name) && statSync(name).isFile() && !read(name).includes(word)) {
-    mistake(file, number, `${name}: '${word}' does not stand in it`);
+    mistake(file, number, `${name}: does not contain '${word}'`);
   }
 }
 
@@ -160,7 +160,7 @@ function checkMake(file, number, code) {
 
 const kebab = (name) => name.replace(/([a-z0-9])([A-Z])/g, "$1-$2").replaceAll("_", "-").toLowerCase();
 
-/** Bodies of `struct X { … }` or `enum X { … }` in the command line's source, by name. */
+/** Returns the bodies of `struct X { … }` or `enum X { … }` in the command line's source, by name. */
 function bodies(source, kind) {
   const found = new Map();
   for (const match of source.matchAll(new RegExp(`\\b${kind} (\\w+)[^{;(]*\\{`, "g"))) {
@@ -176,24 +176,26 @@ const commandSource = readAll(["core/src/cli", "core/src/config.rs", "core/src/c
 const structs = bodies(commandSource, "struct");
 const enums = bodies(commandSource, "enum");
 
-function flagsOf(struct, seen = new Set()) {
-  if (seen.has(struct) || !structs.has(struct)) return new Set();
-  seen.add(struct);
+/** Returns the flags of a struct or enum and of the types it contains: a command's flags may follow its subcommand. */
+function flagsOf(name, seen = new Set()) {
+  const body = structs.get(name) ?? enums.get(name);
+  if (seen.has(name) || !body) return new Set();
+  seen.add(name);
   const flags = new Set();
   const fields = /#\[(arg|command)\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)\]\s*(?:pub(?:\([^)]*\))?\s+)?(\w+):\s*([\w:<>]+)/g;
-  for (const [, kind, options, field, type] of structs.get(struct).matchAll(fields)) {
-    if (kind === "command" && /\bflatten\b/.test(options)) for (const flag of flagsOf(type, seen)) flags.add(flag);
+  for (const [, kind, options, field, type] of body.matchAll(fields)) {
+    if (kind === "command" && /\b(flatten|subcommand)\b/.test(options)) for (const flag of flagsOf(type, seen)) flags.add(flag);
     const long = options.match(/\blong\b(?:\s*=\s*"([^"]+)")?/);
     if (kind === "arg" && long) flags.add(long[1] ?? kebab(field));
   }
   return flags;
 }
 
-/** Subcommands of an enum: name → what it holds. */
+/** Returns the subcommands of an enum: name → type of its arguments. */
 function variantsOf(name) {
   const variants = new Map();
-  for (const [, variant, held] of (enums.get(name) ?? "").matchAll(/^\s*([A-Z]\w*)(?:\((?:Box<)?(\w+)>?\))?,/gm)) {
-    variants.set(kebab(variant), held);
+  for (const [, variant, type] of (enums.get(name) ?? "").matchAll(/^\s*([A-Z]\w*)(?:\((?:Box<)?(\w+)>?\))?,/gm)) {
+    variants.set(kebab(variant), type);
   }
   return variants;
 }
@@ -204,21 +206,21 @@ function checkCommand(file, number, code) {
   for (const [, rest] of code.matchAll(/(?:^|target\/release\/|[;&|(]\s*)claimgate((?:\s+[^\s|;&)]+)+)/g)) {
     let words = rest.trim().split(/\s+/);
     if (words[0] === "…" || words[0].startsWith("<")) continue;
-    let held = null, said = "claimgate";
+    let argumentsType = null, command = "claimgate";
     if (/^[a-z]/.test(words[0])) {
       for (let known = commands; known && words.length > 0 && /^[a-z-]+$/.test(words[0]); ) {
         const [word] = words;
-        said += ` ${word}`;
-        if (!known.has(word)) return mistake(file, number, `${said}: no such command`);
-        held = known.get(word);
+        command += ` ${word}`;
+        if (!known.has(word)) return mistake(file, number, `${command}: no such command`);
+        argumentsType = known.get(word);
         words = words.slice(1);
-        known = enums.has(held) ? variantsOf(held) : null;
+        known = enums.has(argumentsType) ? variantsOf(argumentsType) : null;
       }
     }
-    const flags = new Set([...(held ? flagsOf(held) : []), "help", "version"]);
+    const flags = new Set([...(argumentsType ? flagsOf(argumentsType) : []), "help", "version"]);
     for (const word of words) {
       const flag = word.match(/^--([a-z][a-z-]*)/)?.[1];
-      if (flag && !flags.has(flag)) mistake(file, number, `${said} --${flag}: no such flag`);
+      if (flag && !flags.has(flag)) mistake(file, number, `${command} --${flag}: no such flag`);
     }
   }
 }
@@ -226,8 +228,8 @@ function checkCommand(file, number, code) {
 const serveFlags = flagsOf(commands.get("serve"));
 const allFlags = new Set([...structs.keys()].flatMap((struct) => [...flagsOf(struct)]).concat("help", "version"));
 
-/** A flag in backticks by itself, in the documents about claimgate's own command line. */
-function checkLoneFlag(file, number, code) {
+/** Checks a single flag in backticks, in documents about claimgate's own command line. */
+function checkSingleFlag(file, number, code) {
   const flag = code.match(/^--([a-z][a-z-]*)$/)?.[1];
   if (!flag || !/^(README\S*|docs\/(operations|configuration|guarantees|api)\.md)$/.test(file)) return;
   const known = file === "docs/configuration.md" ? serveFlags : allFlags;
@@ -236,7 +238,7 @@ function checkLoneFlag(file, number, code) {
 
 // --- tests ------------------------------------------------------------------------------------------------------
 
-/** Test binaries: name → full names of what a filter may mean, `module::function`. */
+/** Returns the test binaries: name → full test names that a filter may match, `module::function`. */
 function testBinaries() {
   const found = new Map();
   for (const [, name, file] of read("tests/Cargo.toml").matchAll(/\[\[test\]\]\s+name = "([^"]+)"\s+path = "([^"]+)"/g)) {
@@ -244,9 +246,10 @@ function testBinaries() {
     const directory = path.basename(main) === "main.rs" ? path.dirname(main) : main.replace(/\.rs$/, "");
     const full = [];
     for (const source of files.filter((one) => one === main || (one.startsWith(`${directory}/`) && one.endsWith(".rs")))) {
-      const inside = path.relative(directory, source).replace(/\.rs$/, "").replace(/\/mod$/, "").replaceAll("/", "::");
-      const before = source === main ? "" : `${inside}::`;
-      for (const [, fn] of read(source).matchAll(/\bfn (\w+)/g)) full.push(`${before}${fn}`);
+      const module = path.relative(directory, source).replace(/\.rs$/, "").replace(/\/mod$/, "").replaceAll("/", "::");
+      const prefix = source === main ? "" : `${module}::`;
+      // The second form is a test declared by a macro, such as in tests/interleavings/regressions.rs.
+      for (const [, fn, declared] of read(source).matchAll(/\bfn (\w+)|^ {4}(\w+):$/gm)) full.push(`${prefix}${fn ?? declared}`);
     }
     found.set(name, full);
   }
@@ -271,7 +274,7 @@ function checkCargoTest(file, number, code) {
   }
 }
 
-/** `module::test` and `binary::module::test` in backticks, and `crate::path` of a module. */
+/** Checks `module::test` and `binary::module::test` in backticks, and `crate::path` of a module. */
 function checkTestName(file, number, code) {
   if (!/^[a-z_0-9]+(::[a-z_0-9]+)+$/.test(code)) return;
   const [first, ...rest] = code.split("::");
@@ -284,7 +287,20 @@ function checkTestName(file, number, code) {
   if (!isTest && !isModule) mistake(file, number, `${code}: no such test or module`);
 }
 
-// --- names that the code has in one place -----------------------------------------------------------------------
+/** Checks the tests that scripts run by name: each in tests/tenth.txt in full, each filter in tests/mutants/defects.sh. */
+function checkTestLists() {
+  const lines = (file) => read(file).split("\n").map((line, index) => [line, index + 1]);
+  for (const [line, number] of lines("tests/tenth.txt")) {
+    const [, binary, name] = line.match(/^\w+ \w+ (\w+) (\S+)$/) ?? [];
+    if (binary && !tests.get(binary)?.includes(name)) mistake("tests/tenth.txt", number, `${binary} ${name}: no such test`);
+  }
+  for (const [line, number] of lines("tests/mutants/defects.sh")) {
+    const [, binary, filter] = line.match(/^ {4}(\w+) ([\w:]+)$/) ?? [];
+    if (binary && !tests.get(binary)?.some((name) => name.includes(filter))) mistake("tests/mutants/defects.sh", number, `${binary} ${filter}: no such test`);
+  }
+}
+
+// --- names that the code defines in one place -------------------------------------------------------------------
 
 const quoted = (source, pattern) => new Set([...source.matchAll(pattern)].map(([, name]) => name));
 const metricNames = quoted(read("core/src/metrics.rs"), /"(claimgate_\w+)"/g);
@@ -294,7 +310,7 @@ const problemCodes = quoted(read("shared/src/problem.rs"), /^\s*\w+ = "([a-z_]+)
 
 function checkNames(file, text) {
   for (const { number, line } of linesOf(text)) {
-    // A module's path, as RUST_LOG takes it, is no metric.
+    // A module's path, as in RUST_LOG, is not a metric.
     for (const [, metric] of line.matchAll(/\b(claimgate_[a-z_]+)\b(?!::)/g)) {
       if (!metricNames.has(metric.replace(/_(count|sum|bucket)$/, ""))) mistake(file, number, `${metric}: no such metric`);
     }
@@ -304,7 +320,7 @@ function checkNames(file, text) {
   }
 }
 
-/** What the code has and its page must name. */
+/** Checks that each page names everything of its kind that the code defines. */
 function checkComplete() {
   const complete = [
     ["docs/operations.md", metricNames, "metric"],
@@ -321,7 +337,7 @@ function checkComplete() {
   }
 }
 
-/** Calls of core in backticks are routes of core's, and docs/api.md has each of them. */
+/** Checks that calls of core in backticks exist, and that docs/api.md lists every route. */
 const routes = quoted(readAll(["core/src/http"], ".rs"), /"(\/(?:(?:internal|admin)\/v1\/[^"?\s]*|metrics|openapi\.json|livez|readyz))"/g);
 const CALL = /`(?:GET|POST|PATCH|PUT|DELETE) (\/[^`?\s]*)`/g;
 
@@ -336,7 +352,7 @@ function checkCalls(file, text) {
   for (const route of routes) if (!documented.has(route)) mistake(file, 1, `${route}: this route is not documented here`);
 }
 
-/** The edge's settings are read by the Worker, by workerd's configuration or named in wrangler.toml. */
+/** Checks the edge's settings: the Worker or workerd's configuration reads them, or wrangler.toml names them. */
 function checkEdgeSettings() {
   const file = "docs/configuration.md";
   const source = readAll(["edge/src", "edge/workerd", "edge/workerd.capnp", "wrangler.toml"], "");
@@ -350,7 +366,7 @@ function checkEdgeSettings() {
   }
 }
 
-/** Each script is in the table of lua/README.md, with replies that it has; fields and keys of the layout are spelt as in the code. */
+/** Checks that lua/README.md lists each script with existing replies, and that the layout's keys and fields exist in the code. */
 function checkScripts() {
   const prelude = read("lua/prelude.lua");
   for (const { number, line } of linesOf(texts.get("lua/README.md") ?? "")) {
@@ -377,8 +393,8 @@ function checkScripts() {
       if (/hash|entries/.test(section) && !scripts.includes(`'${name}'`) && !scripts.includes(`"${name}"`)) mistake(layout, number, `${name}: no such field in lua/`);
     }
   }
-  const [said, written] = [texts.get(layout)?.match(/Layout (\d+)/)?.[1], prelude.match(/^local LAYOUT = '(\d+)'/m)?.[1]];
-  if (said !== written) mistake(layout, 1, `layout ${said}, but lua/prelude.lua has ${written}`);
+  const [documented, actual] = [texts.get(layout)?.match(/Layout (\d+)/)?.[1], prelude.match(/^local LAYOUT = '(\d+)'/m)?.[1]];
+  if (documented !== actual) mistake(layout, 1, `layout ${documented}, but lua/prelude.lua has ${actual}`);
 }
 
 // --- the run ----------------------------------------------------------------------------------------------------
@@ -394,10 +410,11 @@ for (const [file, text] of texts) {
     checkMake(file, number, code);
     checkCommand(file, number, code);
     checkCargoTest(file, number, code);
-    checkLoneFlag(file, number, code);
+    checkSingleFlag(file, number, code);
     if (!isShell) checkTestName(file, number, code);
   }
 }
+checkTestLists();
 checkComplete();
 checkEdgeSettings();
 checkScripts();

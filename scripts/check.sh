@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `make check`: all that can be said about the tree without running it.
+# `make check`: all static checks.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/tools.sh
@@ -8,15 +8,15 @@ say() { printf '\n== %s\n' "$*"; }
 
 say format
 cargo fmt --all --check
-# Modules that a macro declares are out of its sight.
+# `cargo fmt` does not find modules that a macro declares.
 rustfmt --check --edition 2024 lab/src/strategies/*.rs
 
 say shell, JavaScript and Lua
 shell=(scripts/*.sh tests/*.sh .ci/run packaging/claimgate-edge packaging/compose/*.sh packaging/debian/*.{prerm,postinst,postrm} packaging/image/*)
 for script in "${shell[@]}"; do bash -n "$script"; done
 if has shellcheck; then shellcheck -x "${shell[@]}"; fi
-# As modules whatever they are loaded as: by name alone node would not look inside a module.
-for script in client/*.js client/test/*.js core/dashboard/*.js edge/assets/*.js edge/workerd/*.js scripts/*.mjs; do node --input-type=module --check <"$script"; done
+# Checks each script as a module, because node would not recognize a module by its name.
+for script in client/*.js client/test/*.js core/dashboard/*.js edge/assets/*.js edge/assets/sign-in/*.js edge/assets/pass/*.js edge/workerd/*.js scripts/*.mjs; do node --input-type=module --check <"$script"; done
 biome lint --error-on-warnings
 luacheck --quiet lua lab/src/strategies bench/src
 tests/mutants/run.sh --check
@@ -26,7 +26,7 @@ if has promtool; then
     promtool check rules ops/prometheus/claimgate.rules.yml
     promtool test rules ops/prometheus/claimgate.test.yml
 else
-    echo "promtool is not installed: the alarms' rules were NOT checked."
+    echo "promtool is not installed: the alarm rules were NOT checked."
 fi
 
 say packages
@@ -41,6 +41,13 @@ else
     echo "kubernetes-validate is not installed: the manifests were NOT checked."
 fi
 
+say openapi.json
+if [ -d "$openapi_tools_dir" ]; then
+    openapi_spec_validator openapi.json
+else
+    echo "openapi-spec-validator is not installed: openapi.json was NOT checked."
+fi
+
 say documents
 scripts/check-docs.mjs
 scripts/check-words.sh
@@ -50,7 +57,7 @@ scripts/check-features.sh
 
 say clippy
 cargo clippy --workspace --all-targets -- -D warnings
-# Debian's Rust, the other way to build the Worker, brings no clippy for rustup's.
+# Debian's Rust, the other way to build the Worker, has no clippy for rustup's toolchain.
 if has_wasm_target; then cargo clippy -p claimgate-edge --target wasm32-unknown-unknown -- -D warnings; fi
 
 say licences, bans, sources
@@ -58,9 +65,9 @@ deny=$(cargo_deny)
 "$deny" check licenses bans sources
 
 say advisories
-# Fetched apart, so that an unreachable database is told from a vulnerable crate.
+# A separate fetch distinguishes an unreachable database from a vulnerable crate.
 if timeout 60 "$deny" fetch db >/dev/null 2>&1; then
     "$deny" check --disable-fetch advisories
 else
-    echo "The advisory database cannot be reached: skipped."
+    echo "The advisory database is unreachable: skipped."
 fi

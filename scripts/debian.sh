@@ -1,13 +1,14 @@
 # shellcheck shell=bash
-# A bare Debian root, filled from where this machine itself is filled; bare.sh, package.sh and tests/packages.sh source this.
+# Creates a bare Debian root from this machine's package sources. bare.sh, package.sh and tests/packages.sh source this.
 
-# Debian's name of the machine's release; fails on another system, which has no sources for one.
+# Prints the codename of this machine's Debian release; fails on other systems.
 debian_codename() {
     # shellcheck disable=SC1091
     (. /etc/os-release && [ "${ID:-}" = debian ] && echo "$VERSION_CODENAME")
 }
 
-# Makes the root $1, a directory or a tar file. What follows is for mmdebstrap. The machine's sources, proxies and keys.
+# Creates the root $1, a directory or a tar file, with this machine's sources, proxies and keys. Other arguments go to
+# mmdebstrap.
 make_debian_root() {
     local target=$1 sources=() file settings status=0
     shift
@@ -16,7 +17,7 @@ make_debian_root() {
     done
     settings=$(mktemp)
     apt-config dump | grep '^Acquire::' | grep -v '^Acquire::.*Dir' >"$settings" || true
-    # The keys before the packages: the sources may name them.
+    # Copies the keys before the packages are installed, because the sources may refer to these keys.
     # shellcheck disable=SC2016 # for mmdebstrap's shell to expand
     mmdebstrap --quiet --aptopt="$settings" \
         --setup-hook='for keys in etc/apt/trusted.gpg.d etc/apt/keyrings usr/share/keyrings; do
@@ -27,8 +28,8 @@ make_debian_root() {
     return $status
 }
 
-# The machine's certificates and name resolution for the root $1, a directory.
-take_over_network() {
+# Copies this machine's certificates and name resolution into the root $1, a directory.
+copy_network_settings() {
     local root=$1 directory=usr/local/share/ca-certificates
     if [ -d /$directory ]; then cp -a /$directory/. "$root/$directory/"; fi
     chroot "$root" update-ca-certificates >/dev/null 2>&1

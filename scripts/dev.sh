@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# `make up`, `make up-workerd` and `make up-cluster`: core and the edge with a campaign to try, until Ctrl-C; leaves no
+# `make up`, `make up-workerd` and `make up-cluster`: runs core and edge with a demo campaign until Ctrl-C, and leaves no
 # process behind.
 #
-#   scripts/dev.sh wrangler|workerd              what runs the edge
-#   scripts/dev.sh wrangler|workerd cluster      two cores on a cluster of SERVER=redis|valkey and a PostgreSQL
+#   scripts/dev.sh wrangler|workerd              the program that runs the edge
+#   scripts/dev.sh wrangler|workerd cluster      with two cores, PostgreSQL and a cluster of SERVER=redis|valkey
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/tools.sh
@@ -19,9 +19,9 @@ topology=${2:-}
 [[ $runtime =~ ^(wrangler|workerd)$ && $topology =~ ^(cluster)?$ ]] ||
     die "usage: $0 [wrangler|workerd] [cluster]"
 
-work='' # a directory that goes when this ends
+work='' # a directory that is removed at the end
 stop_all() {
-    trap '' INT TERM HUP # a second Ctrl-C must not interrupt the cleaning
+    trap '' INT TERM HUP # a second Ctrl-C must not interrupt the cleanup
     stop edge
     stop 'core*'
     stop '*'
@@ -38,37 +38,47 @@ require_free CLAIMGATE_EDGE_LISTEN "$edge"
 
 # --- core -----------------------------------------------------------------------------------------------
 
-# $1 its name, $2 and $3 its addresses, $4 its data directory
+# Starts a core: name, address, admin address, data directory
 start_core() {
     start "$1" "$4/core.log" env CLAIMGATE_LISTEN="$2" CLAIMGATE_ADMIN_LISTEN="$3" CLAIMGATE_DATA_DIR="$4" \
         "$claimgate" serve
     wait_until $! answers_http "http://$2/readyz"
 }
 
-# The logs, too, are for their owner alone. A directory that is there core makes private, or refuses.
+# Only the owner may read the logs. Core makes an existing directory private or rejects it.
 (umask 077 && mkdir -p "$data" && : >"$data/core.log" && : >"$data/edge.log")
 export CLAIMGATE_LISTEN=$core CLAIMGATE_ADMIN_LISTEN=$admin CLAIMGATE_DATA_DIR=$data
+export CLAIMGATE_PAGE_URL=${CLAIMGATE_PAGE_URL:-http://$edge}
 
 if [ "$topology" = cluster ]; then
     . scripts/cluster.sh
     start_servers
 fi
-behind_edge=("$core") # the cores that the edge asks
+edge_cores=("$core") # the cores that the edge calls
 start_core core "$core" "$admin" "$data"
 if [ "$topology" = cluster ]; then
     start_second_core
-    behind_edge+=("$second_core")
+    edge_cores+=("$second_core")
 fi
 
-# Asked first: another day's "now" would make it another campaign.
-"$claimgate" campaign show demo >/dev/null 2>&1 ||
-    "$claimgate" campaign create demo --name Demo --time-zone Asia/Shanghai \
-        --ends-at "$(date -u -d '+30 days' +%FT%TZ)" \
-        --total 100 --per-user 3 --per-user-per-day 1 --per-claim 1 >/dev/null
+# Checks first whether the campaign exists: on a later day, `create` would fail because the end differs.
+create_demo() {
+    "$claimgate" campaign show demo >/dev/null 2>&1 ||
+        "$claimgate" campaign create demo --name Demo --time-zone Asia/Shanghai \
+            --ends-at +30d \
+            --total 100 --per-user 3 --per-user-per-day 1 --per-claim 1 >/dev/null
+}
+# A slow machine's store may time out: status 3 means retry.
+tries=1
+until create_demo; do
+    [ $? = 3 ] && [ "$tries" -lt 5 ] || exit 1
+    tries=$((tries + 1))
+    sleep 1
+done
 
 # --- edge -----------------------------------------------------------------------------------------------
 
-# A secret as core has it: from the variable, the file it names, or what core generated.
+# Prints a secret of core: from the variable $1, the file named by $1_FILE, or the generated file $2.
 secret() {
     local value=$1 file=$1_FILE
     if [ -n "${!value:-}" ]; then echo "${!value}"; else cat "${!file:-$data/$2}"; fi
@@ -77,7 +87,7 @@ secret() {
 edge_keys=$(secret CLAIMGATE_EDGE_KEYS edge.key)
 user_jwt_key=$(secret CLAIMGATE_USER_JWT_KEY user-jwt.key)
 
-# The edge's settings as core has them. Arguments show in `ps`, so they go by file or by environment.
+# Prints core's settings that the edge shares. `ps` shows arguments, so these are passed in a file or the environment.
 settings() {
     cat <<VARS
 EDGE_KEY=${edge_keys%%,*}
@@ -88,13 +98,13 @@ VARS
 }
 
 start_wrangler() {
-    # The file outranks wrangler.toml and goes when we go.
+    # This file overrides wrangler.toml and is removed at the end.
     (
         umask 077
-        urls=${behind_edge[*]/#/http://}
+        urls=${edge_cores[*]/#/http://}
         { echo "CORE_URL=${urls// /,}"; settings; } >"$data/edge.vars"
     )
-    # No metrics, no reports, no look-ups: the local edge works without a network.
+    # No metrics, error reports or lookups: the local edge works without a network.
     export WRANGLER_SEND_METRICS=false WRANGLER_SEND_ERROR_REPORTS=false WRANGLER_HIDE_BANNER=true
     export CLOUDFLARE_CF_FETCH_ENABLED=false
     start edge "$data/edge.log" wrangler dev --env local --env-file "$data/edge.vars" \
@@ -102,22 +112,22 @@ start_wrangler() {
 }
 
 start_workerd() {
-    local setting i addresses=("core=${behind_edge[0]}")
-    for ((i = 1; i < ${#behind_edge[@]}; i++)); do addresses+=("core-$((i + 1))=${behind_edge[i]}"); done
-    # As in the local environment of wrangler.toml: any client may mint a token for any user.
-    export DEMO=1 CORES=${#behind_edge[@]}
+    local setting i addresses=("core=${edge_cores[0]}")
+    for ((i = 1; i < ${#edge_cores[@]}; i++)); do addresses+=("core-$((i + 1))=${edge_cores[i]}"); done
+    # As in wrangler.toml's local environment: any client may mint a token for any user.
+    export DEMO=1 DEFAULT_CAMPAIGN=demo CORES=${#edge_cores[@]}
     while read -r setting; do export "${setting?}"; done < <(settings)
     start edge "$data/edge.log" workerd serve edge/workerd.capnp --socket-addr "http=$edge" \
         "${addresses[@]/#/--external-addr=}"
 }
 
 "start_$runtime"
-wait_until $! answers_http "http://$edge/livez"
+wait_until $! answers_http "http://$edge/readyz"
 
 cat <<READY
 
   The claim page:  http://$edge/    ($runtime)
-  The dashboard:   http://$admin/    (its token: $data/admin.token)
+  The dashboard:   http://$admin/    (token: $data/admin.token)
   core             http://$core
   admin, metrics   http://$admin
   logs             $data/core.log $data/edge.log
@@ -125,19 +135,19 @@ READY
 if [ "$topology" = cluster ]; then show_cluster; fi
 cat <<READY
 
-  Ctrl-C stops it all.
+  Ctrl-C stops everything.
 
 READY
 
-# --- until Ctrl-C, or until one ends that does not come back --------------------------------------------
+# --- until Ctrl-C, or until a process ends that is not restarted ----------------------------------------
 
 while :; do
     status=0
-    wait -n -p gone "${!names[@]}" 2>/dev/null || status=$? # it would say how they were killed
+    wait -n -p gone "${!names[@]}" 2>/dev/null || status=$? # bash would report how they were killed
     name=${names[$gone]} log=${logs[$gone]}
     unset "names[$gone]"
-    kill -KILL -- "-$gone" 2>/dev/null || true # whatever it left behind
-    if [ "$topology" != cluster ] || ! goes_on_without "$name"; then break; fi
+    kill -KILL -- "-$gone" 2>/dev/null || true # its remaining processes
+    if [ "$topology" != cluster ] || ! continues_without "$name"; then break; fi
 done
 tail -n 10 "$log" >&2
-die "$name ended by itself (status $status); stopping the rest."
+die "$name ended unexpectedly (status $status); stopping the rest."

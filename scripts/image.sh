@@ -1,21 +1,22 @@
 #!/usr/bin/env bash
-# An image of each Debian package that scripts/package.sh has built, as a file for `docker load` and `podman load`: a minimal Debian
-# with the package and what it depends on, as root of this machine.
+# Builds an image of each Debian package from scripts/package.sh, as a file for `docker load` and `podman load`: a minimal
+# Debian with the package and its dependencies. Needs root.
 #
 #   scripts/image.sh DIRECTORY VERSION
 #
-# In Docker's format, which every engine and registry takes: OCI's has no health check.
+# Uses Docker's format, which every engine and registry supports: OCI's has no health check.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/debian.sh
 
 out=$1 version=$2
-tag=${version//\~/-} # a tag has no ~
+tag=${version//\~/-} # tags must not contain ~
 work=$(mktemp -d "$out/image.XXXXXX")
-# The same user in every image, so that a volume's files stay its own, and Kubernetes sees that it is not root.
+# The same user in every image, so that it owns a volume's files after an upgrade. The number lets Kubernetes verify that
+# it is not root.
 user_id=10001
 
-# Its own storage: nothing of the machine's is read or changed.
+# Keeps separate storage: this machine's images are neither read nor changed.
 in_buildah() { BUILDAH_FORMAT=docker buildah --storage-driver vfs --root "$work/storage" --runroot "$work/run" "$@"; }
 
 clean_up() {
@@ -24,7 +25,8 @@ clean_up() {
 }
 trap clean_up EXIT
 
-# The essential packages and those listed, without apt, its sources, documents but for licences, and what mmdebstrap leaves.
+# Writes a root with the essential and listed packages. It omits apt, its sources, documents except licences, and
+# mmdebstrap's leftovers.
 make_root() { # TAR DEB PACKAGE...
     local tar=$1 deb=$2 root=${1%.tar} packages
     shift 2
@@ -39,7 +41,7 @@ make_root() { # TAR DEB PACKAGE...
         --customize-hook='chroot "$1" dpkg --install /package.deb >/dev/null && rm "$1/package.deb"' \
         --customize-hook="copy-in packaging/image/health /usr/local/bin" \
         --customize-hook='rm -rf "$1/var/log"/* "$1/var/cache"/*'
-    # Where this machine's packages come from; mmdebstrap needs it to its end.
+    # Removes this machine's package sources; mmdebstrap needs them until it ends.
     rm -rf "$root/etc/apt"
     tar --create --file "$tar" --directory "$root" --numeric-owner --sort=name .
     rm -rf --one-file-system "$root"
@@ -66,14 +68,14 @@ build_image() { # NAME ROOT SETTING...
 architecture=$(dpkg --print-architecture)
 make_root "$work/core.tar" "$out/claimgate_${version}_$architecture.deb" adduser ca-certificates redis-server
 build_image claimgate "$work/core.tar" \
-    --label "org.opencontainers.image.description=claimgate's core: gives away a limited thing, exactly up to its limits" \
+    --label "org.opencontainers.image.description=claimgate's core: gives away a limited stock, exactly up to its limits" \
     --env CLAIMGATE_DATA_DIR=/var/lib/claimgate --env CLAIMGATE_LISTEN=0.0.0.0:8080 --env CLAIMGATE_ADMIN_LISTEN=0.0.0.0:8081 \
     --entrypoint '["/usr/bin/claimgate"]' --cmd serve --port 8080 --port 8081 --volume /var/lib/claimgate \
     --healthcheck 'CMD health 8080 /livez'
 
-# workerd does not start without certificates, though the edge calls nothing by TLS.
+# workerd does not start without certificates, although the edge makes no TLS calls.
 make_root "$work/edge.tar" "$out/claimgate-edge_${version}_$architecture.deb" passwd ca-certificates
 build_image claimgate-edge "$work/edge.tar" \
-    --label "org.opencontainers.image.description=claimgate's edge: refuses what must lose, and signs the rest for core" \
+    --label "org.opencontainers.image.description=claimgate's edge: rejects requests that cannot succeed and signs the rest for core" \
     --env CLAIMGATE_EDGE_LISTEN=0.0.0.0:8787 --entrypoint '["/usr/bin/claimgate-edge"]' --port 8787 \
-    --healthcheck 'CMD health 8787 /livez'
+    --healthcheck 'CMD health 8787 /readyz'

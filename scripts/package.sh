@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# `make package`: what an operator installs, in target/package. The binary and the Worker have to be built before.
+# `make package`: builds packages and images into target/package. Build the binary and the Worker first.
 #
-#   scripts/package.sh           two Debian packages, claimgate (core) and claimgate-edge, with what each is made of (CycloneDX), and
-#                                an image with each package, which needs root
-#   scripts/package.sh debs      the Debian packages alone
+#   scripts/package.sh           two Debian packages, claimgate (core) and claimgate-edge, with a bill of materials (CycloneDX), and
+#                                an image of each package, which needs root
+#   scripts/package.sh debs      only the Debian packages
 #
-# VERSION names another version than the checkout's, OUT another directory. The same binary, Worker and commit give the same bytes.
+# VERSION overrides the checkout's version, OUT the output directory. The same binary, Worker and commit give identical
+# bytes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/tools.sh
@@ -17,7 +18,8 @@ export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 
 die() { echo "make package: $*" >&2; exit 1; }
 
-# Cargo.toml's; between two releases the commit's time and name follow, and `~` sorts it before the release it leads to.
+# Prints Cargo.toml's version. Between releases it adds the commit's time and hash; `~` sorts it before the coming
+# release.
 version() {
     local release
     release=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml)
@@ -28,12 +30,13 @@ version() {
     fi
 }
 
-# What a crate is made of, without what only its build needs. cargo-cyclonedx writes beside every Cargo.toml of the workspace.
+# Writes the bill of materials of a crate, without build dependencies. cargo-cyclonedx writes a file beside every
+# Cargo.toml.
 write_bom() { # CRATE TARGET FILE
     local left
     "$(cargo_cyclonedx)" cyclonedx --quiet --format json --spec-version 1.5 --no-build-deps --target "$2" \
         --override-filename package-bom --manifest-path "$1/Cargo.toml"
-    # Without the directory it was built in, which would make the packages of each another.
+    # Replaces the build directory: otherwise packages would differ between machines.
     sed "s|file://$PWD|file:///claimgate|g" "$1/package-bom.json" >"$3"
     mapfile -t left < <(git ls-files --others --exclude-standard -- '*package-bom.json')
     rm "${left[@]}"
@@ -58,11 +61,11 @@ build_debs() {
     cat >"$work/source/debian/changelog" <<CHANGELOG
 claimgate ($version) unstable; urgency=medium
 
-  * Commit $(git rev-parse HEAD). What has changed is told in CHANGELOG.md.
+  * Commit $(git rev-parse HEAD). CHANGELOG.md lists the changes.
 
  -- $(sed -n 's/^Maintainer: //p' packaging/debian/control)  $(date -uR -d "@$SOURCE_DATE_EPOCH")
 CHANGELOG
-    (cd "$work/source" && debian/rules binary >"$work/debs.log" 2>&1) || { tail -n 30 "$work/debs.log" >&2; die "no packages: see $work/debs.log"; }
+    (cd "$work/source" && debian/rules binary >"$work/debs.log" 2>&1) || { tail -n 30 "$work/debs.log" >&2; die "building the packages failed: see $work/debs.log"; }
     rm -f "$out"/claimgate*.deb "$out"/*.cdx.json
     mv "$work"/*.deb "$work/source"/*.cdx.json "$out/"
 }

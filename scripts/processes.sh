@@ -1,12 +1,12 @@
 # shellcheck shell=bash
-# Processes of a script that sources this. Each leads a group of its own, so that whatever it starts can be ended with it.
+# Manages the processes of a script that sources this. Each process leads its own group, so that its children end with it.
 
-declare -A names=() logs=() # of what was started, by process id
+declare -A names=() logs=() # by process id
 
 die() { echo "$*" >&2; exit 1; }
 
-# Starts a program in the background under the name $1, with $2 for its log. pdeathsig: not even `kill -9` of the script
-# leaves it running.
+# Starts a program in the background under the name $1 with the log $2. pdeathsig ends the program even after `kill -9`
+# of the script.
 start() {
     local name=$1 log=$2
     shift 2
@@ -15,7 +15,7 @@ start() {
     names[$!]=$name logs[$!]=$log
 }
 
-gone_within() { # $1 tenths of a second, $2 a process, or a group as a negative number
+gone_within() { # TENTHS PROCESS (a negative number for a group)
     local i
     for ((i = 0; i < $1; i++)); do
         kill -0 -- "$2" 2>/dev/null || return 0
@@ -24,25 +24,25 @@ gone_within() { # $1 tenths of a second, $2 a process, or a group as a negative 
     return 1
 }
 
-# Ends those whose name matches the pattern $1, all at once.
+# Ends all processes whose name matches the pattern $1, concurrently.
 stop() {
     local process processes=()
     for process in "${!names[@]}"; do
         # shellcheck disable=SC2053 # a pattern
         if [[ ${names[$process]} == $1 ]]; then processes+=("$process"); fi
     done
-    # Only the leader is signalled: core has to relay its outboxes before its Redis goes.
+    # Signals only the leader: core must relay its outboxes before its Redis ends.
     for process in "${processes[@]}"; do kill -TERM "$process" 2>/dev/null || true; done
     for process in "${processes[@]}"; do
         gone_within 150 "$process" || true
-        # Whatever the leader left behind; also waits until it is reaped.
+        # Kills the leader's remaining processes and waits until they are reaped.
         kill -KILL -- "-$process" 2>/dev/null || true
         gone_within 20 "-$process" || true
         unset "names[$process]"
     done
 }
 
-# Waits until process $1 has made the rest, a command, succeed; fails with the end of its log.
+# Waits until a command ($2 and following) succeeds, while process $1 runs; on failure prints the end of its log.
 wait_until() {
     local process=$1 i
     shift
@@ -52,24 +52,24 @@ wait_until() {
         sleep 0.1
     done
     tail -n 30 "${logs[$process]}" >&2
-    die "${names[$process]} is not ready; the whole log is ${logs[$process]}."
+    die "${names[$process]} did not become ready; see its log ${logs[$process]}."
 }
 
 answers_http() { curl -fso /dev/null --max-time 2 "$1"; }
 
-is_taken() { # $1 host:port
+is_taken() { # HOST:PORT
     local host=${1%:*} port=${1##*:}
     host=${host#[} host=${host%]}
     (: <"/dev/tcp/$host/$port") 2>/dev/null
 }
 
 require_free() {
-    if is_taken "$2"; then die "$2 is taken. Stop what listens there, or choose another address with $1."; fi
+    if is_taken "$2"; then die "$2 is already in use. Stop the process that listens there, or set another address with $1."; fi
 }
 
-next_port=$((10000 + RANDOM % 9000)) # below those that the kernel gives to outgoing connections
+next_port=$((10000 + RANDOM % 9000)) # below the kernel's range for outgoing connections
 
-# Sets $port to a free one; that 10,000 above, by which nodes of a cluster reach each other, is free too.
+# Sets $port to a free port. Port + 10000, where cluster nodes connect to each other, is free too.
 free_port() {
     while
         port=$next_port

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Prints what CHANGELOG.md says of a version, for the notes of its release; fails when it says nothing.
+# Prints a version's section of CHANGELOG.md, for its release notes; fails if there is none.
 #
-#   scripts/release-notes.sh 0.1.0 [FILE]       also: v0.1.0, the name of its tag, and Unreleased
+#   scripts/release-notes.sh 0.1.0 [FILE]       also accepts v0.1.0, the tag's name, and Unreleased
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=${1:?usage: scripts/release-notes.sh VERSION [FILE]}
@@ -12,7 +12,7 @@ notes=$(awk -v version="${version#v}" '
     is_in
 ' "$file" | sed -e '/./,$!d')
 if [ -z "$notes" ]; then
-    echo "$file says nothing of version ${version#v}" >&2
+    echo "$file has no section for version ${version#v}" >&2
     exit 1
 fi
 printf '%s\n' "$notes"

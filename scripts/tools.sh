@@ -1,16 +1,16 @@
 # shellcheck shell=bash
-# Where the build's tools are; the other scripts source this from the root of the checkout.
+# Paths of the build tools; the other scripts source this from the root of the checkout.
 
-# Node 22, wrangler, esbuild and wasm-opt belong to the checkout and go before the machine's own.
+# The checkout's Node 22, wrangler, esbuild and wasm-opt take precedence over the machine's.
 export PATH="$PWD/node_modules/.bin:$PATH"
 
-# A service or a job of CI may have none; the account has.
+# A service or CI job may lack HOME; take it from the account.
 export HOME=${HOME:-~}
 
-# Cargo's tools take minutes to build, so they are kept per user and a second clone finds them.
+# Cargo tools take minutes to build, so they are stored per user and shared by all clones.
 tools_dir=${CLAIMGATE_TOOLS:-${XDG_CACHE_HOME:-$HOME/.cache}/claimgate}
 
-# worker-build and wasm-bindgen refuse a crate of another version: Cargo.toml's pin is theirs too.
+# worker-build and wasm-bindgen reject other versions of their crates, so their versions follow Cargo.toml's pins.
 pinned() { sed -n "s/^$1 = .*\"=\([0-9.]*\)\".*/\1/p" Cargo.toml; }
 worker_build_version=$(pinned worker)
 wasm_bindgen_version=$(pinned wasm-bindgen)
@@ -18,12 +18,18 @@ cargo_deny_version=0.20.2
 cargo_cyclonedx_version=0.5.9
 kubernetes_validate_version=1.37.0
 
-# A Valkey beside Debian's Redis, for the tests that run on both; test-support/src/redis_server.rs looks for it here.
+# Valkey, for tests that run on Redis and Valkey; test-support/src/redis_server.rs expects it here.
 valkey_dir=$tools_dir/valkey
 
 has() { command -v "$1" >/dev/null; }
 
-# The program $1 of crate $2 in version $3: from PATH when it is that one, else from the user's tools directory.
+# Python tools, pinned in scripts/openapi-*.txt. test-support/src/schemathesis.rs expects openapi_tools_dir at this
+# path.
+openapi_tools_dir=$tools_dir/openapi
+openapi_generator_dir=$tools_dir/openapi-generator
+openapi_spec_validator() { PYTHONPATH=$openapi_tools_dir python3 "$openapi_tools_dir/bin/openapi-spec-validator" "$@"; }
+
+# Prints the path of program $1 (crate $2, version $3): in PATH if that has this version, otherwise the tools directory.
 tool() {
     if has "$1" && [[ " $("$1" --version 2>/dev/null) " == *" $3 "* ]]; then
         command -v "$1"
@@ -36,13 +42,13 @@ wasm_bindgen() { tool wasm-bindgen wasm-bindgen-cli "$wasm_bindgen_version"; }
 cargo_deny() { tool cargo-deny cargo-deny "$cargo_deny_version"; }
 cargo_cyclonedx() { tool cargo-cyclonedx cargo-cyclonedx "$cargo_cyclonedx_version"; }
 
-# Kubernetes' schemas, for the manifests.
+# Kubernetes' schemas, to validate the manifests.
 kubernetes_validate_dir=$tools_dir/kubernetes-validate-$kubernetes_validate_version
 kubernetes_validate() { PYTHONPATH=$kubernetes_validate_dir python3 "$kubernetes_validate_dir/bin/kubernetes-validate" "$@"; }
 
-has_wasm_target() { # looks for std itself: rustup may leave the directory behind
+has_wasm_target() { # checks for std itself: rustup may leave an empty directory
     compgen -G "$(rustc --print target-libdir --target wasm32-unknown-unknown 2>/dev/null)/libstd-*.rlib" >/dev/null
 }
 
-# Debian's Rust carries the source of std, from which cargo can build it for wasm32.
+# Debian's Rust includes the source of std, from which cargo can build it for wasm32.
 has_debian_rust() { [ -x /usr/bin/rustc ] && [ -x /usr/bin/cargo ] && [ -d /usr/lib/rustlib/src/rust ]; }

@@ -1,55 +1,61 @@
 #!/usr/bin/env bash
-# The tests on the other topologies and servers, and the edge's in wrangler's runtime (a row of its own, with core's own
-# Redis), for `make test` and `make soak`, with a table of what ran at the end.
+# Runs tests on the other topologies and servers, and the edge's tests in wrangler (a separate row, with core's own
+# Redis), for `make test` and `make soak`. Ends with a table of the results.
 #
-#   scripts/topologies.sh tenth     what tests/tenth.txt names
-#   scripts/topologies.sh all       everything on everything; TOPOLOGIES="sentinel cluster" SERVERS="valkey" BINARIES="e2e" for less
+#   scripts/topologies.sh tenth     the tests listed in tests/tenth.txt
+#   scripts/topologies.sh all       all tests on all topologies; TOPOLOGIES="sentinel cluster" SERVERS="valkey" BINARIES="e2e" for fewer
 #
-# OPERATIONS_EACH is how long each model plays. Logs are in target/topologies.
+# OPERATIONS_EACH is the number of operations of each model run. Logs are in target/topologies.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 logs=target/topologies
 mkdir -p "$logs"
-table=() failed=()
+: >"$logs/table"
+: >"$logs/failed"
 
-# The binaries as `cargo test --workspace` builds them: with the same features, so that nothing is built twice.
+# Finds the binaries of `cargo test --workspace`: with the same features, so that nothing is built twice.
 declare -A programs
 while read -r binary program; do programs[$binary]=$PWD/$program; done < <(
     cargo test --workspace --no-run 2>&1 | tee >(cat >&2) |
         sed -n 's/^ *Executable \([a-z0-9]*\)\/main\.rs (\(.*\))$/\1 \2/p'
 )
 
-# count FIELD LOG: a number of libtest's last line; none when the binary did not come to it.
+# Prints a number from libtest's last line, or nothing if the binary ended without that line: count FIELD LOG
 count() { sed -n "s/^test result: .* \([0-9]*\) $1.*/\1/p" "$2" | tail -1; }
 
 run() { # TOPOLOGY SERVER BINARY [TEST ...]
-    local topology=$1 server=$2 binary=$3 log=$logs/$1-$2-$3.log passed away red started=$SECONDS
+    local topology=$1 server=$2 binary=$3 log=$logs/$1-$2-$3.log passed unsupported failed started=$SECONDS
     shift 3
     (
         cd tests
         if [ "$topology" = wrangler ]; then export CLAIMGATE_TEST_EDGE=wrangler topology=own; fi
         export CLAIMGATE_TEST_TOPOLOGY=$topology CLAIMGATE_TEST_SERVER=$server OPERATIONS=${OPERATIONS_EACH:-20000}
+        # The same tests may run on a different topology at the same time.
+        export CLAIMGATE_TEST_LOGS=${log%.log}
         "${programs[$binary]}" --quiet ${1:+--exact} "$@"
     ) >"$log" 2>&1 || true
-    passed=$(count passed "$log") red=$(count failed "$log")
-    away=$(grep -c '^not on this topology: ' "$log" || true)
-    table+=("$(printf '%-9s %-7s %-7s %5s %8s %12s %6ss' "$topology" "$server" "$binary" \
-        "$((${passed:-0} + ${red:-0} - away))" "$((${passed:-0} - away))" "$away" "$((SECONDS - started))")")
+    passed=$(count passed "$log") failed=$(count failed "$log")
+    unsupported=$(grep -c '^not on this topology: ' "$log" || true)
+    printf '%-9s %-7s %-7s %5s %8s %12s %6ss\n' "$topology" "$server" "$binary" \
+        "$((${passed:-0} + ${failed:-0} - unsupported))" "$((${passed:-0} - unsupported))" "$unsupported" "$((SECONDS - started))" >>"$logs/table"
     grep '^not on this topology: ' "$log" | sort || true
-    if [ "${red:-1}" != 0 ]; then
-        failed+=("$log")
+    if [ "${failed:-1}" != 0 ]; then
+        echo "$log" >>"$logs/failed"
     elif [ $# -gt 0 ] && [ "$passed" != $# ]; then
-        failed+=("$log: $passed of the $# tests that are named were found")
+        echo "$log: $passed of the $# named tests ran" >>"$logs/failed"
     fi
 }
 
+# Runs two rows concurrently, because most tests wait for I/O.
 tenth() {
     local topology server binary
     export RUST_TEST_THREADS=${RUST_TEST_THREADS:-4} OPERATIONS_EACH=${OPERATIONS_EACH:-1000}
     while read -r topology server binary; do
         mapfile -t tests < <(awk -v which="$topology $server $binary" '$1 " " $2 " " $3 == which { print $4 }' tests/tenth.txt)
-        run "$topology" "$server" "$binary" "${tests[@]}"
+        while [ "$(jobs -pr | wc -l)" -ge 2 ]; do wait -n || true; done
+        run "$topology" "$server" "$binary" "${tests[@]}" &
     done < <(sed '/^#/d; /^$/d' tests/tenth.txt | awk '{ print $1, $2, $3 }' | sort -u)
+    wait
 }
 
 everything() {
@@ -67,11 +73,11 @@ tenth) tenth ;;
 all) everything ;;
 *) sed -n '2,/^set/{/^#/p}' "$0" >&2 && exit 2 ;;
 esac
-printf '%-9s %-7s %-7s %5s %8s %12s %7s\n' topology server binary run passed 'not on this' took
-printf '%s\n' "${table[@]}"
-# Which test, and what it said, at the very end: often the end of the output is all that is kept of it.
-for log in "${failed[@]}"; do
+printf '%-9s %-7s %-7s %5s %8s %12s %7s\n' topology server binary run passed unsupported took
+sort "$logs/table"
+# Prints failed tests and their messages last: often only the end of the output is kept.
+while read -r log; do
     printf 'failed: %s\n' "$log"
     if [ -f "$log" ]; then grep -A 3 "^thread '.*panicked at" "$log" || tail -20 "$log"; fi
-done >&2
-[ ${#failed[@]} -eq 0 ]
+done <"$logs/failed" >&2
+[ ! -s "$logs/failed" ]

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Builds the previous version and plays it beside this one (tests/faults/rolling.rs), for `make soak`.
+# Builds the previous version and runs it together with this one (tests/faults/rolling.rs), for `make soak`.
 #
-# The previous version is the last tag before HEAD; before the first one, the commit that tests/previous-version.txt names.
-# PREVIOUS=… names another one. It is built once, under target/previous.
+# The previous version is the last tag before HEAD or, before the first tag, the commit in tests/previous-version.txt.
+# PREVIOUS=… sets another version. Each version is built once, under target/previous.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tree=target/previous/tree
@@ -20,5 +20,5 @@ if [ ! -x "$binary" ]; then
     git worktree remove --force $tree
 fi
 
-echo "beside $version ($commit)"
-CLAIMGATE_PREVIOUS_BIN=$binary cargo test -p claimgate-tests --test faults previous_version -- --nocapture
+echo "previous version: $version ($commit)"
+CLAIMGATE_PREVIOUS_BIN=$binary cargo test -p claimgate-tests --test faults rolling_upgrade -- --nocapture

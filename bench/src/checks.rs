@@ -1,14 +1,14 @@
-//! What must hold after every measurement, or there are no figures.
+//! Checks after every measurement. If one fails, the run has no figures.
 
 use anyhow::ensure;
 use support::RedisView;
 use support::inspect::{key, numbers};
 use support::sql::Sql;
 
-use crate::redis::ask;
+use crate::redis::query;
 
-/// Whether `granted`, as callers counted it, is what Redis has taken and what SQL has rows for, and whether their
-/// sequences are 1 to `granted`, each once. Every claim is of one unit, and the outbox is empty.
+/// Checks that Redis' counter and the rows in SQL equal `granted`, and that each sequence number from 1 to
+/// `granted` occurs once. Every claim must be for one unit, and the outbox empty.
 pub async fn exact(campaign: &str, granted: u64, view: &RedisView, sql: &Sql) -> anyhow::Result<()> {
     let taken = counter(view, campaign, "taken").await?;
     ensure!(taken == granted, "{campaign}: callers were granted {granted}, Redis has taken {taken}");
@@ -32,13 +32,13 @@ pub async fn exact(campaign: &str, granted: u64, view: &RedisView, sql: &Sql) ->
     Ok(())
 }
 
-/// Events of a campaign that wait for SQL.
+/// Returns the number of events that SQL does not have yet.
 pub async fn backlog(view: &RedisView, campaign: &str) -> anyhow::Result<u64> {
     counter(view, campaign, "backlog").await
 }
 
-/// A number of a campaign's state; 0 without one.
+/// Returns a counter of a campaign's state, or 0 if there is none.
 async fn counter(view: &RedisView, campaign: &str, field: &str) -> anyhow::Result<u64> {
-    let state: Option<Vec<u8>> = ask(view, &["HGET", &key(campaign, "users"), "."]).await?;
+    let state: Option<Vec<u8>> = query(view, &["HGET", &key(campaign, "users"), "."]).await?;
     Ok(state.and_then(|state| numbers(&state)?.get(field).copied()).unwrap_or(0))
 }

@@ -1,4 +1,4 @@
-//! This program started again as one of the servers that claimgate is compared with.
+//! Runs this program as a baseline server, in a separate process.
 
 use std::net::SocketAddr;
 use std::process::Stdio;
@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 /// A running server; dropping it kills it.
 #[derive(Debug)]
 pub struct Child {
-    /// Where it listens.
+    /// Address that the server listens on.
     pub address: SocketAddr,
     process: Process,
 }
@@ -28,7 +28,6 @@ impl Child {
         Ok(Self { address, process })
     }
 
-    /// The id of its process.
     pub fn pid(&self) -> u32 {
         self.process.pid()
     }

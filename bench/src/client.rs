@@ -1,13 +1,14 @@
-//! The HTTP load: a client that spends as little of the machine as it can.
+//! The HTTP load: a client that uses as little CPU time as possible.
 //!
-//! One thread, one epoll, keep-alive connections. A request is a text of fixed length in which UUIDs, such as the user
-//! and the key, are written over; of an answer the status and the length are read.
+//! One thread, one epoll, keep-alive connections. A request is a fixed-length text whose UUIDs, such as user
+//! and key, are overwritten. The client reads only status and length of a response.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::mem;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail, ensure};
@@ -19,92 +20,102 @@ use rustix::time::{
 };
 use support::core_client::API_TOKEN;
 
-use crate::answer::{self, Answer};
+use crate::answer::{self, Response};
 use crate::users::{UUID_CHARS, Uuids};
 
-/// The longest that any answer may take; a server that takes longer has failed.
-const ANSWER_WAIT: Duration = Duration::from_secs(10);
-/// A whole batch of claims has some 120 KiB.
-const ANSWER_BYTES_MAX: usize = 256 * 1024;
-/// As the system would begin with, or more: a small request does not need a smaller buffer.
+/// Timeout of a response; a slower server has failed.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
+/// A response to a full batch of claims is about 120 KiB.
+const RESPONSE_BYTES_MAX: usize = 256 * 1024;
+/// At least the system's default: small requests do not need a smaller buffer.
 const SEND_BYTES_MIN: usize = 64 * 1024;
 const EVENTS_MAX: usize = 256;
-/// Requests of one load that may be sent again after a 503; more of them are a server that does not keep up.
-const AGAIN_MAX: u64 = 10_000;
-/// Latencies are told apart to three digits, up to a minute.
+/// Maximum number of retries after a 503 in one load; beyond it, the server cannot keep up and the run fails.
+const RETRIES_MAX: u64 = 10_000;
+/// Upper bound of the histogram, which has three significant digits.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
-/// Places that requests go through in turn.
+/// Number of campaigns that requests use in turn.
 pub const TURNS: u64 = 1_000;
-/// Digits of a turn.
+/// Digits of a turn's number.
 const TURN_DIGITS: usize = 3;
-/// What the timer's events say instead of a connection's number.
+/// Marks the timer's events, which have no connection.
 const TIMER: u64 = u64::MAX;
 
-/// A load to be made.
 #[derive(Debug, Clone)]
 pub struct Load {
-    /// Who answers.
+    /// Address of the server under load.
     pub address: SocketAddr,
-    /// Connections.
     pub connections: usize,
-    /// What each request is.
+    /// Template of each request.
     pub request: Template,
-    /// Of the users and keys.
+    /// Seed of users and keys.
     pub seed: u64,
-    /// When requests are made.
+    /// Schedule of the requests.
     pub pace: Pace,
 }
 
-/// A request of fixed length with places that are written over for each one sent.
+/// A fixed-length request with slots that are overwritten for each request sent.
 #[derive(Debug, Clone)]
 pub struct Template {
     bytes: Vec<u8>,
-    places: Vec<Place>,
+    slots: Vec<Slot>,
+    /// User tokens of the same length, used in turn.
+    tokens: Arc<[String]>,
 }
 
-/// What is written over, and where it begins.
+/// Kind and position of a slot.
 #[derive(Debug, Clone, Copy)]
-enum Place {
+enum Slot {
     Uuid(usize),
     Turn(usize),
+    Token(usize),
 }
 
 impl Template {
-    /// `text`, in which each `{uuid}` is one that was never used before, and `{turn}` counts the requests of a load: 000
-    /// to 999, over and over.
+    /// Parses `text`, in which each `{uuid}` becomes a new UUID and `{turn}` counts the requests of a load:
+    /// 000 to 999, repeatedly.
     pub fn new(text: &str) -> Self {
-        let (mut bytes, mut places) = (Vec::new(), Vec::new());
+        Self::with_tokens(text, Arc::default())
+    }
+
+    /// Parses `text` like [`Template::new`]; each `{token}` becomes the next of `tokens`.
+    fn with_tokens(text: &str, tokens: Arc<[String]>) -> Self {
+        let (mut bytes, mut slots) = (Vec::new(), Vec::new());
         for part in text.split_inclusive('}') {
-            let (before, place, length) = if let Some(before) = part.strip_suffix("{uuid}") {
-                (before, Place::Uuid(bytes.len() + before.len()), UUID_CHARS)
+            let (before, slot, length) = if let Some(before) = part.strip_suffix("{uuid}") {
+                (before, Slot::Uuid(bytes.len() + before.len()), UUID_CHARS)
             } else if let Some(before) = part.strip_suffix("{turn}") {
-                (before, Place::Turn(bytes.len() + before.len()), TURN_DIGITS)
+                (before, Slot::Turn(bytes.len() + before.len()), TURN_DIGITS)
+            } else if let (Some(before), Some(first)) = (part.strip_suffix("{token}"), tokens.first()) {
+                (before, Slot::Token(bytes.len() + before.len()), first.len())
             } else {
                 bytes.extend_from_slice(part.as_bytes());
                 continue;
             };
             bytes.extend_from_slice(before.as_bytes());
             bytes.resize(bytes.len() + length, b'0');
-            places.push(place);
+            slots.push(slot);
         }
-        Self { bytes, places }
+        Self { bytes, slots, tokens }
     }
 
-    /// A `POST` of JSON; `headers` are lines, each with its end.
+    /// Builds a `POST` of JSON; each line of `headers` ends with CRLF.
     pub fn post(path: &str, headers: &str, body: &str) -> Self {
-        let length = Self::new(body).bytes.len();
-        Self::new(&format!(
-            "POST {path} HTTP/1.1\r\nHost: bench\r\n{headers}Content-Type: application/json\r\n\
-             Content-Length: {length}\r\n\r\n{body}"
-        ))
+        Self::new(&post(path, headers, body))
     }
 
-    /// A claim of one unit by a new user with a new key, as a back end sends its first try.
+    /// Builds a first try to claim, as the page sends it. Each request has the next of `tokens`.
+    pub fn first_try(path: &str, tokens: Arc<[String]>) -> Self {
+        let headers = "Authorization: Bearer {token}\r\nIdempotency-Key: {uuid}\r\nClaimgate-Attempt: 1\r\n";
+        Self::with_tokens(&post(path, headers, "{}"), tokens)
+    }
+
+    /// Builds a back end's first try to claim one unit, by a new user with a new key.
     pub fn claim(campaign: &str) -> Self {
         Self::claim_of(campaign, "{uuid}")
     }
 
-    /// The same by `user`.
+    /// Builds the same request as [`Template::claim`], by `user`.
     pub fn claim_of(campaign: &str, user: &str) -> Self {
         let body = format!(
             r#"{{"campaign_id":"{campaign}","user_id":"{user}","quantity":1,"idempotency_key":"{{uuid}}"}}"#
@@ -113,7 +124,7 @@ impl Template {
         Self::post("/internal/v1/claims", &headers, &body)
     }
 
-    /// A look-up of what a user has who was not there before, as the edge makes it.
+    /// Builds a lookup of a new user's claims, as the edge sends it.
     pub fn look_up(campaign: &str) -> Self {
         Self::new(&format!(
             "GET /internal/v1/campaigns/{campaign}/users/{{uuid}} HTTP/1.1\r\nHost: bench\r\n\
@@ -121,7 +132,7 @@ impl Template {
         ))
     }
 
-    /// `claims` claims of one unit in one request, each by a new user with a new key.
+    /// Builds one request with `claims` claims of one unit, each by a new user with a new key.
     pub fn claims(campaign: &str, claims: u32) -> Self {
         let claim =
             format!(r#"{{"campaign_id":"{campaign}","user_id":"{{uuid}}","idempotency_key":"{{uuid}}"}}"#);
@@ -130,39 +141,47 @@ impl Template {
     }
 }
 
-/// When requests are made.
+/// Returns the text of a `POST`.
+fn post(path: &str, headers: &str, body: &str) -> String {
+    let length = Template::new(body).bytes.len();
+    format!(
+        "POST {path} HTTP/1.1\r\nHost: bench\r\n{headers}Content-Type: application/json\r\n\
+         Content-Length: {length}\r\n\r\n{body}"
+    )
+}
+
+/// Schedule of the requests.
 #[derive(Debug, Clone, Copy)]
 pub enum Pace {
-    /// A new request on each answer, for this long.
+    /// Sends a request after each response, for this duration.
     Closed(Duration),
-    /// A new request on each answer, up to this number.
+    /// Sends a request after each response, up to this number.
     Count(u64),
-    /// At a constant rate a second for this long, whatever the answers do. Latency counts from the moment at which a
-    /// request was due, also when no connection was free then.
+    /// Sends requests at a constant rate per second for this duration, regardless of responses. Latency is
+    /// measured from the scheduled time, even if no connection was free then.
     Open(f64, Duration),
 }
 
-/// What came of a load.
+/// The result of a load.
 #[derive(Debug)]
 pub struct Tally {
-    /// Answers by their status.
     pub statuses: BTreeMap<u16, u64>,
-    /// Answers that said `sold_out`.
+    /// Responses with code `sold_out`.
     pub sold_out: u64,
-    /// Requests sent again, as they were, after a 503.
-    pub again: u64,
-    /// Answers within the time of the load.
+    /// Requests resent unchanged after a 503.
+    pub retries: u64,
+    /// Responses before the load's end.
     pub in_time: u64,
-    /// The time of the load, in seconds.
+    /// Duration of the load in seconds.
     pub seconds: f64,
-    /// In nanoseconds.
+    /// Latencies in nanoseconds.
     pub latency: Histogram<u64>,
 }
 
 impl Tally {
     fn new() -> anyhow::Result<Self> {
         let latency = Histogram::new_with_max(LATENCY_NS_MAX, 3)?;
-        Ok(Self { statuses: BTreeMap::new(), sold_out: 0, again: 0, in_time: 0, seconds: 0.0, latency })
+        Ok(Self { statuses: BTreeMap::new(), sold_out: 0, retries: 0, in_time: 0, seconds: 0.0, latency })
     }
 
     fn add(&mut self, other: &Self) -> anyhow::Result<()> {
@@ -170,52 +189,51 @@ impl Tally {
             *self.statuses.entry(*status).or_default() += answers;
         }
         self.sold_out += other.sold_out;
-        self.again += other.again;
+        self.retries += other.retries;
         self.in_time += other.in_time;
         self.seconds += other.seconds;
         Ok(self.latency.add(&other.latency)?)
     }
 
-    /// Answers per second.
     pub fn per_second(&self) -> f64 {
         self.in_time as f64 / self.seconds
     }
 
-    /// Latency below which the share `quantile` (0 to 1) of the answers came, in microseconds.
+    /// Returns the latency at `quantile` (0 to 1), in microseconds.
     pub fn latency_us(&self, quantile: f64) -> f64 {
         self.latency.value_at_quantile(quantile) as f64 / 1000.0
     }
 
-    /// How many claims were granted; any other answer fails the run. A claim sent again after a 503 may have been
-    /// granted before, and then is met again.
+    /// Returns the number of granted claims; any other response is an error. A claim resent after a 503 may
+    /// already be granted, and then gets a replay.
     pub fn granted(&self) -> anyhow::Result<u64> {
-        let met_again = self.statuses.get(&200).copied().unwrap_or(0);
+        let replayed = self.statuses.get(&200).copied().unwrap_or(0);
         let granted = self.statuses.get(&201).copied().unwrap_or(0);
         let all: u64 = self.statuses.values().sum();
         ensure!(
-            granted + met_again == all && met_again <= self.again,
-            "not every claim was granted (status, number): {:?}; sent again: {}",
+            granted + replayed == all && replayed <= self.retries,
+            "not every claim was granted (status, number): {:?}; retries: {}",
             self.statuses,
-            self.again
+            self.retries
         );
         Ok(all)
     }
 
-    /// How many answers there were, all of `status`; any other fails the run.
+    /// Returns the number of responses, all of which must have `status`.
     pub fn all(&self, status: u16) -> anyhow::Result<u64> {
         let others: Vec<_> = self.statuses.iter().filter(|(found, _)| **found != status).collect();
-        ensure!(others.is_empty(), "not every answer was {status}; others (status, number): {others:?}");
+        ensure!(others.is_empty(), "not every response was {status}; others (status, number): {others:?}");
         Ok(self.statuses.get(&status).copied().unwrap_or(0))
     }
 }
 
-/// Makes a load and waits for its last answer.
+/// Runs a load and waits for its last response.
 pub async fn run(load: Load) -> anyhow::Result<Tally> {
     tokio::task::spawn_blocking(move || Client::connect(&load)?.run(load.pace)).await?
 }
 
-/// Makes each of `loads` for the length of its pace in turn, `turns` times over and over, connected all the while: the
-/// speed of a machine that others use drifts, and short turns let it drift for all alike. The first turns only warm up.
+/// Runs `loads` in turn, each for its pace's duration, `turns` times, on persistent connections. On a shared
+/// machine the speed drifts, and short turns let it drift equally for all. The first turns are only warm-up.
 pub async fn alternate<const N: usize>(loads: [Load; N], turns: u32) -> anyhow::Result<[Tally; N]> {
     tokio::task::spawn_blocking(move || {
         let mut clients = Vec::new();
@@ -238,10 +256,10 @@ pub async fn alternate<const N: usize>(loads: [Load; N], turns: u32) -> anyhow::
 struct Connection {
     stream: TcpStream,
     request: Vec<u8>,
-    answer: Vec<u8>,
-    /// Bytes of the answer that are there.
+    response: Vec<u8>,
+    /// Bytes of the response received so far.
     filled: usize,
-    /// From when the latency counts.
+    /// Start of the latency.
     since: Instant,
 }
 
@@ -259,7 +277,9 @@ struct Client {
     connections: Vec<Connection>,
     idle: Vec<usize>,
     uuids: Uuids,
-    places: Vec<Place>,
+    slots: Vec<Slot>,
+    tokens: Arc<[String]>,
+    next_token: usize,
     sent: u64,
     tally: Tally,
 }
@@ -276,17 +296,18 @@ impl Client {
             let stream = TcpStream::connect(load.address).context("connecting the load")?;
             stream.set_nodelay(true)?;
             stream.set_nonblocking(true)?;
-            // Room for a whole request, which is written at once.
+            // Room for a whole request, which is written in one call.
             set_socket_send_buffer_size(&stream, load.request.bytes.len().max(SEND_BYTES_MIN))?;
             epoll::add(&epoll, &stream, epoll::EventData::new_u64(number as u64), edge)?;
-            let answer = vec![0; ANSWER_BYTES_MAX];
+            let response = vec![0; RESPONSE_BYTES_MAX];
             let request = load.request.bytes.clone();
-            connections.push(Connection { stream, request, answer, filled: 0, since: Instant::now() });
+            connections.push(Connection { stream, request, response, filled: 0, since: Instant::now() });
         }
         let idle = (0..load.connections).collect();
         let uuids = Uuids::of(load.seed);
-        let places = load.request.places.clone();
-        Ok(Self { epoll, timer, connections, idle, uuids, places, sent: 0, tally: Tally::new()? })
+        let (slots, tokens) = (load.request.slots.clone(), Arc::clone(&load.request.tokens));
+        let tally = Tally::new()?;
+        Ok(Self { epoll, timer, connections, idle, uuids, slots, tokens, next_token: 0, sent: 0, tally })
     }
 
     fn run(&mut self, pace: Pace) -> anyhow::Result<Tally> {
@@ -318,7 +339,7 @@ impl Client {
         Ok(mem::replace(&mut self.tally, Tally::new()?))
     }
 
-    /// When the next request is to be made; `None` when there is none any more.
+    /// Returns when the next request is due; `None` after the last one.
     fn next_due(&self, pace: Pace, started: Instant) -> Option<Instant> {
         match pace {
             Pace::Closed(length) => (started.elapsed() < length).then(Instant::now),
@@ -330,7 +351,7 @@ impl Client {
         }
     }
 
-    /// Sends all that is due on connections that are free, and sets the timer for what is not due yet.
+    /// Sends due requests on idle connections, and sets the timer for the next one.
     fn send_due(&mut self, pace: Pace, started: Instant) -> anyhow::Result<()> {
         while let Some(number) = self.idle.last().copied() {
             let Some(due) = self.next_due(pace, started) else { return Ok(()) };
@@ -346,11 +367,16 @@ impl Client {
 
     fn send(&mut self, number: usize, since: Instant) -> anyhow::Result<()> {
         let connection = &mut self.connections[number];
-        for place in &self.places {
-            match *place {
-                Place::Uuid(at) => self.uuids.write(&mut connection.request[at..at + UUID_CHARS]),
-                Place::Turn(at) => {
+        for slot in &self.slots {
+            match *slot {
+                Slot::Uuid(at) => self.uuids.write(&mut connection.request[at..at + UUID_CHARS]),
+                Slot::Turn(at) => {
                     write_number(self.sent % TURNS, &mut connection.request[at..at + TURN_DIGITS]);
+                }
+                Slot::Token(at) => {
+                    let token = self.tokens[self.next_token].as_bytes();
+                    connection.request[at..at + token.len()].copy_from_slice(token);
+                    self.next_token = (self.next_token + 1) % self.tokens.len();
                 }
             }
         }
@@ -363,19 +389,19 @@ impl Client {
 
     fn receive(&mut self, number: usize, in_time: bool) -> anyhow::Result<()> {
         let connection = &mut self.connections[number];
-        let read = match connection.stream.read(&mut connection.answer[connection.filled..]) {
+        let read = match connection.stream.read(&mut connection.response[connection.filled..]) {
             Ok(0) => bail!("the server closed a connection"),
             Ok(read) => read,
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
-            Err(error) => return Err(error).context("reading an answer"),
+            Err(error) => return Err(error).context("reading a response"),
         };
         connection.filled += read;
-        let bytes = &connection.answer[..connection.filled];
-        let Some(Answer { status, is_sold_out }) = answer::whole(bytes)? else { return Ok(()) };
+        let bytes = &connection.response[..connection.filled];
+        let Some(Response { status, is_sold_out }) = answer::parse(bytes)? else { return Ok(()) };
         if status == 503 {
-            // Its outcome is unknown, or it was not tried: the same again, and its latency goes on.
-            ensure!(self.tally.again < AGAIN_MAX, "more than {AGAIN_MAX} answers were 503");
-            self.tally.again += 1;
+            // The outcome is unknown, or the claim was not processed: retry it; its latency continues.
+            ensure!(self.tally.retries < RETRIES_MAX, "more than {RETRIES_MAX} responses were 503");
+            self.tally.retries += 1;
             connection.filled = 0;
             return connection.send();
         }
@@ -390,7 +416,7 @@ impl Client {
 
     fn set_timer(&self, after: Duration) -> anyhow::Result<()> {
         let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // Zero would take the timer back.
+        // Zero would disarm the timer.
         let value = Timespec { tv_sec: 0, tv_nsec: i64::from(after.subsec_nanos().max(1)) };
         let once = Itimerspec { it_interval: zero, it_value: value };
         timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once)?;
@@ -398,18 +424,18 @@ impl Client {
     }
 
     fn wait(&self, events: &mut Vec<epoll::Event>) -> anyhow::Result<()> {
-        let limit = Timespec { tv_sec: i64::try_from(ANSWER_WAIT.as_secs())?, tv_nsec: 0 };
+        let limit = Timespec { tv_sec: i64::try_from(RESPONSE_TIMEOUT.as_secs())?, tv_nsec: 0 };
         match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), Some(&limit)) {
-            Ok(0) => bail!("no answer within {ANSWER_WAIT:?}"),
+            Ok(0) => bail!("no response within {RESPONSE_TIMEOUT:?}"),
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
 }
 
-/// Fills `place` with the last digits of `number`.
-fn write_number(mut number: u64, place: &mut [u8]) {
-    for digit in place.iter_mut().rev() {
+/// Fills `slot` with the last digits of `number`.
+fn write_number(mut number: u64, slot: &mut [u8]) {
+    for digit in slot.iter_mut().rev() {
         *digit = b"0123456789"[(number % 10) as usize];
         number /= 10;
     }

@@ -1,32 +1,27 @@
-//! Figures: what each is called, what it should come to, and what every round gave.
+//! Figures: their names, targets and the values of their rounds.
 
 use crate::machine::Disturbance;
+use crate::median::median;
 
-/// What a figure counts.
+/// Unit of a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
-    /// One thing over another.
     Ratio,
-    /// Claims.
     Claims,
     /// Events of an outbox.
     Events,
-    /// Things per second.
     PerSecond,
-    /// Microseconds that pass.
+    /// Microseconds of elapsed time.
     Microseconds,
     /// Microseconds of processor time.
     CpuMicroseconds,
-    /// Seconds.
     Seconds,
-    /// Bytes.
     Bytes,
-    /// MiB.
     Mebibytes,
 }
 
 impl Unit {
-    /// `value` as people read it.
+    /// Formats `value` for people.
     pub fn text(self, value: f64) -> String {
         match self {
             Self::Ratio => format!("{value:.2}"),
@@ -43,34 +38,33 @@ impl Unit {
     }
 }
 
-/// A number from a thousand on is told to a hundred.
+/// Formats a number; from 1,000 on, in thousands with one decimal.
 fn thousands(value: f64) -> String {
     if value < 1000.0 { format!("{value:.0}") } else { format!("{:.1} k", value / 1000.0) }
 }
 
-/// What a figure should come to.
+/// Target of a figure.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Target {
-    /// So much or more.
+    /// This value or more.
     AtLeast(f64),
-    /// So much or less.
+    /// This value or less.
     AtMost(f64),
 }
 
 impl Target {
-    /// The number alone.
     pub fn number(self) -> f64 {
         let (Self::AtLeast(number) | Self::AtMost(number)) = self;
         number
     }
 
-    /// With its sign, as people read it.
+    /// Formats the target for people, with its sign.
     pub fn text(self, unit: Unit) -> String {
         let sign = if matches!(self, Self::AtLeast(_)) { '≥' } else { '≤' };
         format!("{sign} {}", unit.text(self.number()).replace(".0 ", " "))
     }
 
-    /// Whether `value` is good enough.
+    /// Returns whether `value` reaches the target.
     pub fn reached(self, value: f64) -> bool {
         match self {
             Self::AtLeast(least) => value >= least,
@@ -82,125 +76,113 @@ impl Target {
 /// A figure that can be measured.
 #[derive(Debug, PartialEq)]
 pub struct Definition {
-    /// In tables and in the report.
+    /// Name in tables and reports.
     pub name: &'static str,
-    /// What it counts.
     pub unit: Unit,
-    /// What it should come to; `None` for what is only told.
+    /// Target; `None` for informational figures.
     pub target: Option<Target>,
-    /// Whether a run measures it in one round only, however many rounds others have.
+    /// Whether a run measures it in only one round.
     pub is_once: bool,
 }
 
 impl Definition {
-    /// A ratio that should be `least` or more.
+    /// Defines a figure that should be `least` or more.
     pub const fn at_least(name: &'static str, unit: Unit, least: f64) -> Self {
         Self { name, unit, target: Some(Target::AtLeast(least)), is_once: false }
     }
 
-    /// A figure that should be `most` or less.
+    /// Defines a figure that should be `most` or less.
     pub const fn at_most(name: &'static str, unit: Unit, most: f64) -> Self {
         Self { name, unit, target: Some(Target::AtMost(most)), is_once: false }
     }
 
-    /// A figure that nothing is demanded of.
-    pub const fn told(name: &'static str, unit: Unit) -> Self {
+    /// Defines a figure without a target.
+    pub const fn info(name: &'static str, unit: Unit) -> Self {
         Self { name, unit, target: None, is_once: false }
     }
 
-    /// The same figure, measured once a run.
+    /// Marks the figure as measured once per run.
     pub const fn once(self) -> Self {
         Self { is_once: true, ..self }
     }
 }
 
-/// The largest difference between rounds, over their median, that still says something.
+/// Maximum spread of the rounds, relative to their median, of a quiet figure.
 pub const ROUNDS_SPREAD_MAX: f64 = 0.25;
 
-/// What the rounds of one figure gave.
+/// The measured rounds of one figure.
 #[derive(Debug)]
 pub struct Figure {
-    /// Which figure.
     pub definition: &'static Definition,
-    /// One value a round.
+    /// One value per round.
     pub rounds: Vec<f64>,
-    /// Rounds that the run was to have of it.
+    /// Planned number of rounds.
     pub rounds_wanted: u32,
-    /// What went on beside the rounds, put together.
+    /// Combined disturbance of the rounds.
     pub disturbance: Disturbance,
 }
 
 impl Figure {
-    /// The median of the rounds.
+    /// Returns the median of the rounds.
     pub fn value(&self) -> f64 {
         median(&self.rounds)
     }
 
-    /// The lowest and the highest round.
+    /// Returns the lowest and the highest round.
     pub fn range(&self) -> (f64, f64) {
         let low = self.rounds.iter().copied().fold(f64::INFINITY, f64::min);
         (low, self.rounds.iter().copied().fold(f64::NEG_INFINITY, f64::max))
     }
 
-    /// Whether the target is reached; `None` without one.
+    /// Returns whether the target is reached; `None` without a target.
     pub fn reached(&self) -> Option<bool> {
         Some(self.definition.target?.reached(self.value()))
     }
 
-    /// Why a single run cannot be trusted to have told this figure; `None` when it can.
+    /// Returns why the figure is noisy; `None` if it is not.
     pub fn noise(&self) -> Option<String> {
         let (low, high) = self.range();
         let spread = (high - low) / self.value().abs().max(f64::MIN_POSITIVE);
         let rounds =
             (spread > ROUNDS_SPREAD_MAX).then(|| format!("rounds differ by {:.0} %", spread * 100.0));
-        rounds.or_else(|| self.disturbance.complaint())
+        rounds.or_else(|| self.disturbance.noise_reason())
     }
 
-    /// Whether it has fewer rounds than it was to have.
-    pub fn is_short(&self) -> bool {
+    /// Returns whether the figure has fewer rounds than planned.
+    pub fn lacks_rounds(&self) -> bool {
         self.rounds.len() < self.rounds_wanted as usize
     }
 
-    /// Whether it has one round where several would show how far rounds differ: such a figure is not proven quiet.
+    /// Returns whether the figure has one round but should have several: without a spread, it is not proven
+    /// quiet.
     pub fn is_unproven(&self) -> bool {
         self.rounds.len() == 1 && !self.definition.is_once
     }
 
-    /// Whether noise leaves it open on which side of its target the figure is: some rounds reach it, some do not.
-    pub fn is_open(&self) -> bool {
+    /// Returns whether the figure is noisy and only some rounds reach the target.
+    pub fn is_undecided(&self) -> bool {
         let Some(target) = self.definition.target else { return false };
         let reached = self.rounds.iter().filter(|round| target.reached(**round)).count();
         self.noise().is_some() && reached != 0 && reached != self.rounds.len()
     }
 }
 
-/// The middle value; of an even number the mean of the two in the middle.
-pub fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    match sorted.len() {
-        0 => f64::NAN,
-        length if length % 2 == 1 => sorted[length / 2],
-        length => f64::midpoint(sorted[length / 2 - 1], sorted[length / 2]),
-    }
-}
-
-/// The figures that a run is to measure, and those that it has measured, in the order in which it first did.
+/// The figures that a run should measure, and the measured ones in order of their first measurement.
 #[derive(Debug)]
 pub struct Figures {
     wanted: Vec<&'static Definition>,
-    /// Rounds of each figure that is not measured once.
+    /// Planned rounds of each figure that is not measured once.
     pub rounds_wanted: u32,
     measured: Vec<Figure>,
 }
 
 impl Figures {
-    /// The figures `wanted`, none of them measured yet, with `rounds_wanted` rounds of each to come.
+    /// Creates the set of planned figures without values.
     pub fn new(wanted: Vec<&'static Definition>, rounds_wanted: u32) -> Self {
         Self { wanted, rounds_wanted, measured: Vec::new() }
     }
 
-    /// Takes in one round of a figure.
+    /// Adds one round of a figure.
     pub fn add(&mut self, definition: &'static Definition, value: f64, disturbance: Disturbance) {
         if let Some(figure) = self.measured.iter_mut().find(|figure| figure.definition == definition) {
             figure.rounds.push(value);
@@ -211,24 +193,24 @@ impl Figures {
         }
     }
 
-    /// The median of a figure's rounds; not a number when it was not measured.
+    /// Returns the median of a figure's rounds; NaN if it was not measured.
     pub fn value(&self, definition: &'static Definition) -> f64 {
         self.measured.iter().find(|figure| figure.definition == definition).map_or(f64::NAN, Figure::value)
     }
 
-    /// Those with a target first, otherwise as measured.
+    /// Returns the measured figures, those with a target first.
     pub fn in_order(&self) -> Vec<&Figure> {
-        let (judged, told): (Vec<_>, Vec<_>) =
+        let (judged, info): (Vec<_>, Vec<_>) =
             self.measured.iter().partition(|figure| figure.definition.target.is_some());
-        judged.into_iter().chain(told).collect()
+        judged.into_iter().chain(info).collect()
     }
 
-    /// How many of those measured are as `is_such` says.
+    /// Counts the measured figures that satisfy `is_such`.
     pub fn count(&self, is_such: fn(&Figure) -> bool) -> usize {
         self.measured.iter().filter(|figure| is_such(figure)).count()
     }
 
-    /// The figures without any round.
+    /// Returns the figures without any round.
     pub fn missing(&self) -> Vec<&'static Definition> {
         let is_missing =
             |wanted: &&'static Definition| self.measured.iter().all(|figure| figure.definition != *wanted);

@@ -1,4 +1,4 @@
-//! How far SQL stays behind: the outbox looked at while a load runs.
+//! SQL's lag behind Redis: samples the outbox during a load.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,59 +10,59 @@ use tokio::task::JoinHandle;
 
 use crate::checks::backlog;
 
-const LOOK: Duration = Duration::from_millis(100);
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
 const EMPTY_POLL: Duration = Duration::from_millis(10);
-const EMPTY_WAIT: Duration = Duration::from_secs(90);
+const EMPTY_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// How far SQL was behind.
+/// SQL's lag behind Redis.
 #[derive(Debug, Clone, Copy)]
 pub struct Lag {
-    /// The most events that were seen waiting.
+    /// The largest sampled backlog.
     pub largest: u64,
-    /// How long it took from the load's end until none waited, in seconds.
+    /// Seconds from the load's end until the outbox was empty.
     pub seconds: f64,
 }
 
-/// Looks at a campaign's outbox until told to finish.
+/// A task that samples a campaign's outbox until [`Self::finish`] is called.
 #[derive(Debug)]
 pub struct Watcher {
     view: RedisView,
     campaign: String,
     largest: Arc<AtomicU64>,
-    looking: JoinHandle<()>,
+    sampler: JoinHandle<()>,
 }
 
 impl Watcher {
-    /// Begins to look.
+    /// Starts sampling.
     pub fn start(view: &RedisView, campaign: &str) -> Self {
         let largest = Arc::new(AtomicU64::new(0));
-        let looking = tokio::spawn(look(view.clone(), campaign.to_owned(), Arc::clone(&largest)));
-        Self { view: view.clone(), campaign: campaign.to_owned(), largest, looking }
+        let sampler = tokio::spawn(sample(view.clone(), campaign.to_owned(), Arc::clone(&largest)));
+        Self { view: view.clone(), campaign: campaign.to_owned(), largest, sampler }
     }
 
-    /// The load has ended: waits until nothing waits for SQL.
+    /// Waits until the outbox is empty; call this after the load.
     pub async fn finish(self) -> anyhow::Result<Lag> {
-        self.looking.abort();
+        self.sampler.abort();
         let started = Instant::now();
         loop {
-            let waiting = backlog(&self.view, &self.campaign).await?;
-            let largest = self.largest.fetch_max(waiting, Ordering::Relaxed).max(waiting);
-            if waiting == 0 {
+            let events = backlog(&self.view, &self.campaign).await?;
+            let largest = self.largest.fetch_max(events, Ordering::Relaxed).max(events);
+            if events == 0 {
                 return Ok(Lag { largest, seconds: started.elapsed().as_secs_f64() });
             }
-            if started.elapsed() > EMPTY_WAIT {
-                bail!("{}: {waiting} events still wait for SQL after {EMPTY_WAIT:?}", self.campaign);
+            if started.elapsed() > EMPTY_TIMEOUT {
+                bail!("{}: {events} events are still not in SQL after {EMPTY_TIMEOUT:?}", self.campaign);
             }
             tokio::time::sleep(EMPTY_POLL).await;
         }
     }
 }
 
-async fn look(view: RedisView, campaign: String, largest: Arc<AtomicU64>) {
+async fn sample(view: RedisView, campaign: String, largest: Arc<AtomicU64>) {
     loop {
-        if let Ok(waiting) = backlog(&view, &campaign).await {
-            largest.fetch_max(waiting, Ordering::Relaxed);
+        if let Ok(events) = backlog(&view, &campaign).await {
+            largest.fetch_max(events, Ordering::Relaxed);
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(SAMPLE_INTERVAL).await;
     }
 }

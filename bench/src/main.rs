@@ -1,9 +1,9 @@
-//! `bench`: claimgate and its baselines, measured side by side in one run.
-//!
-//! Exit status: 0 measured and found correct, whatever the figures; 1 when a check or a server failed (no figures
-//! then) or when the run is void; 2 wrong usage; 3 when the run ended early, with the figures it has.
+//! `bench`: measures claimgate and its baselines in one run.
+//! Exit status: 0 if everything was measured and verified, regardless of targets; 1 if a check or a server
+//! failed (without figures) or the run is void; 2 for wrong usage; 3 if the run ended early, with its figures
+//! so far.
 
-// Counts become figures for people.
+// Counts are converted to floating-point figures.
 #![allow(clippy::cast_precision_loss)]
 
 mod answer;
@@ -13,11 +13,13 @@ mod campaigns;
 mod checks;
 mod child;
 mod client;
+mod codes_file;
 mod engine;
 mod figures;
 mod groups;
 mod lag;
 mod machine;
+mod median;
 mod metrics;
 mod naive;
 mod page;
@@ -27,6 +29,7 @@ mod redis;
 mod report;
 mod server;
 mod session;
+mod slow;
 mod users;
 mod workers;
 
@@ -42,39 +45,40 @@ use mimalloc::MiMalloc;
 use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::budget::{Asked, Budget, Cost};
+use crate::budget::{Budget, Cost, Overrides};
 use crate::figures::Figures;
 use crate::groups::{GROUPS, Group};
 use crate::session::{Options, Session};
 
-/// Core's allocator, for the servers that it is compared with too.
+/// Core's allocator, also used by the baseline servers.
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;
 
-/// The time after which a run ends with the figures it has. With it, `make bench` ends within 12 minutes.
+/// Time limit of a run, which then ends with its figures so far. With it, `make bench` ends within 12
+/// minutes.
 const TIME_MAX: Duration = Duration::from_secs(705);
-/// The time by which a run is planned to end: the estimates may be short by the difference.
+/// Planned time of a run. The difference to [`TIME_MAX`] allows for estimates that are too short.
 const TIME_PLANNED: Duration = Duration::from_secs(690);
 
-/// A run that ended early is neither a failure nor what was asked for, so a script can tell it from both.
+/// A separate status for runs that ended early: they neither failed nor did all that was requested.
 const ENDED_EARLY: u8 = 3;
 
-/// Measures claimgate and its baselines side by side
+/// Measures claimgate and its baselines in one run
 #[derive(Debug, Parser)]
 #[command(name = "bench", after_help = after_help(), args_conflicts_with_subcommands = true)]
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
-    /// Rounds of every measurement; figures are their medians [default: 3, fewer where time is short]
+    /// Rounds of every measurement; figures are their medians [default: 3, or fewer if time is short]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: Option<u32>,
-    /// Seconds of one measurement [default: 3, fewer where time is short]
+    /// Seconds of one measurement [default: 3, or fewer if time is short]
     #[arg(long)]
     seconds: Option<f64>,
     /// Connections of the HTTP load
     #[arg(long, default_value_t = 256)]
     connections: usize,
-    /// Only this group, or the groups with a figure whose name contains this
+    /// Run only this group, or the groups with a figure whose name contains this text
     #[arg(long, value_name = "GROUP|FIGURE")]
     only: Option<String>,
     /// Directory for report.json and report.html
@@ -84,20 +88,20 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Be baseline (b): serve the bare route until killed
+    /// Run baseline (b): serve the bare route until killed
     #[command(hide = true)]
     Bare {
-        /// Where to listen
+        /// Address to listen on
         #[arg(long)]
         listen: SocketAddr,
     },
-    /// Be baseline (e): serve the route that anybody would write until killed
+    /// Run baseline (e): serve the simplest route until killed
     #[command(hide = true)]
     Naive {
-        /// Where to listen
+        /// Address to listen on
         #[arg(long)]
         listen: SocketAddr,
-        /// Its Redis
+        /// URL of its Redis
         #[arg(long, value_name = "URL")]
         redis: String,
     },
@@ -121,14 +125,14 @@ fn main() -> ExitCode {
         }
         None => runtime.block_on(run(&cli)),
     };
-    // What the tests stand on panics where a server fails; it has said why.
+    // The test support library panics if a server fails, after printing the reason.
     let result = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err(anyhow::anyhow!("see above")));
-    // A load that still runs must not keep the process.
+    // A load that is still running must not keep the process alive.
     runtime.shutdown_background();
     result.unwrap_or_else(|error| fail(&format_args!("{error:#}")))
 }
 
-#[allow(clippy::print_stderr)] // the benchmark's own voice
+#[allow(clippy::print_stderr)] // the benchmark's output
 fn fail(error: &dyn std::fmt::Display) -> ExitCode {
     eprintln!("bench: no valid figures: {error}");
     ExitCode::from(1)
@@ -136,7 +140,7 @@ fn fail(error: &dyn std::fmt::Display) -> ExitCode {
 
 async fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
     let started = Instant::now();
-    let wanted = cli.only.as_deref().map_or_else(|| GROUPS.iter().collect(), groups::meant_by);
+    let wanted = cli.only.as_deref().map_or_else(|| GROUPS.iter().collect(), groups::matching);
     anyhow::ensure!(!wanted.is_empty(), "--only: no such group or figure; see --help");
     let load_before = machine::load_average();
     let slowness = machine::slowness();
@@ -153,28 +157,29 @@ async fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
     Ok(session.ended_early.map_or(ExitCode::SUCCESS, |_| ExitCode::from(ENDED_EARLY)))
 }
 
-/// Plans the run for this machine, and says how.
+/// Plans the run for this machine and prints the plan.
 fn session(cli: &Cli, wanted: &[&'static Group], slowness: f64, started: Instant) -> anyhow::Result<Session> {
     let parts: Vec<Cost> = wanted.iter().flat_map(|group| group.parts).copied().collect();
-    let asked = Asked { rounds: cli.rounds, seconds: cli.seconds };
-    let plan = asked.plan(&parts, TIME_PLANNED.as_secs_f64(), slowness);
+    let overrides = Overrides { rounds: cli.rounds, seconds: cli.seconds };
+    let plan = overrides.plan(&parts, TIME_PLANNED.as_secs_f64(), slowness);
     let figures = wanted.iter().flat_map(|group| group.figures).copied().collect();
     let budget = Budget::new(
         parts,
-        asked,
+        overrides,
         plan.seconds,
         slowness,
         started.elapsed().as_secs_f64(),
         TIME_PLANNED.as_secs_f64(),
     );
     let options = Options { seconds: plan.seconds, connections: cli.connections };
-    let figures = Figures::new(figures, asked.rounds_wanted());
+    let figures = Figures::new(figures, overrides.rounds_wanted());
     let session = Session::new(options, figures, budget, claimgate_core::metrics::install()?, started);
-    session.say(report::plan(plan, asked, slowness));
+    session.say(report::plan(plan, overrides, slowness));
     Ok(session)
 }
 
-/// Measures until done, told to stop, or out of time, and returns why it ended early. All that was started ends with it.
+/// Measures until everything is done, a signal arrives, or the time limit expires. Returns why it ended
+/// early. Ends all its servers.
 async fn measure_or_stop(
     session: &mut Session,
     wanted: &[&'static Group],
@@ -183,12 +188,12 @@ async fn measure_or_stop(
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     tokio::select! {
-        // Ctrl-C also reaches the servers: their end is not a failure.
+        // Ctrl-C also stops the servers, and their exit must not count as a failure.
         biased;
         _ = interrupt.recv() => Ok(Some("it was interrupted".to_owned())),
         _ = terminate.recv() => Ok(Some("it was terminated".to_owned())),
         () = tokio::time::sleep_until((started + TIME_MAX).into()) => {
-            Ok(Some(format!("its time of {} s was over", TIME_MAX.as_secs())))
+            Ok(Some(format!("its time limit of {} s was reached", TIME_MAX.as_secs())))
         }
         result = measure(session, wanted) => result.map(|()| None),
     }
@@ -212,7 +217,7 @@ fn write(out: &Path, session: &Session, machine: &Value) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[allow(clippy::print_stdout)] // the benchmark's answer
+#[allow(clippy::print_stdout)] // the benchmark's result
 fn print(session: &Session, out: &Path) {
     println!("{}", report::text(&session.figures, session.ended_early.as_deref()));
     println!("\nEach measurement lasted {} s.", session.options.seconds);

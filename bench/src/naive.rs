@@ -1,6 +1,6 @@
-//! Baseline (e): the server that anybody would write. An axum route that reads JSON, calls the plain script with the
-//! campaign's keys through redis-rs, one `EVALSHA` a request, and answers JSON. No credentials, no replay, no outbox,
-//! no SQL. A process of its own, as core is, with a Redis of its own.
+//! Baseline (e): the simplest server for the task. An axum route reads JSON, calls the plain script for the
+//! campaign through redis-rs, one `EVALSHA` per request, and responds with JSON. It has no credentials,
+//! replay, outbox or SQL. Like core, it runs in its own process, with its own Redis.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,23 +21,23 @@ use tokio::net::TcpListener;
 
 use crate::campaigns::Campaigns;
 use crate::child::Child;
-use crate::client::{self, Load, Pace, Tally};
+use crate::client::{self, Pace, Tally};
 use crate::plain;
-use crate::processor::Spent;
-use crate::redis::{self, Fsync, ask};
+use crate::processor::CpuTime;
+use crate::redis::{self, Fsync, query};
 use crate::session::Session;
 
-/// As much as the campaigns of the benchmark allow.
+/// Equal to the limits of the benchmark's campaigns.
 const PER_USER_PER_DAY: u32 = 5;
 const PER_USER: u32 = 5;
 const TOTAL: u32 = 1_000_000_000;
-/// Longer than a disk takes at its worst: a claim without an answer could not be asked for again.
-const REDIS_WAIT: Duration = Duration::from_secs(5);
+/// Timeout of a call, longer than the slowest disk sync: this server cannot retry a claim with an unknown
+/// outcome.
+const REDIS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A running server.
 #[derive(Debug)]
 pub struct Naive {
-    /// In lines of progress.
+    /// Name shown in progress lines.
     pub name: String,
     process: Child,
     view: RedisView,
@@ -45,17 +45,17 @@ pub struct Naive {
     campaigns: u32,
 }
 
-/// What a load of claims came to, all of them granted and found in Redis.
+/// The result of a load of claims, which were all granted and verified in Redis.
 #[derive(Debug)]
 pub struct Claims {
     /// The load's own count.
     pub tally: Tally,
-    /// Microseconds of processor time a claim.
-    pub cpu_us: Spent,
+    /// Microseconds of CPU time per claim.
+    pub cpu_us: CpuTime,
 }
 
 impl Naive {
-    /// Starts this program again as the server, before a new Redis.
+    /// Runs this program as the server, with a new Redis server.
     pub async fn start(fsync: Fsync) -> anyhow::Result<Self> {
         let redis = redis::start(fsync).await;
         let process = Child::start("naive", &["--redis", &redis.url()]).await?;
@@ -63,13 +63,13 @@ impl Naive {
         Ok(Self { name: format!("(e) naive server, {fsync}"), process, view, _redis: redis, campaigns: 0 })
     }
 
-    /// 1,000 campaigns that have granted nothing yet.
-    pub fn thousand(&mut self) -> Campaigns {
+    /// Returns 1,000 new campaigns.
+    pub fn thousand_campaigns(&mut self) -> Campaigns {
         self.campaigns += 1;
-        Campaigns::thousand(&format!("bench-{}", self.campaigns))
+        Campaigns::thousand_campaigns(&format!("bench-{}", self.campaigns))
     }
 
-    /// Measures claims by users who have none yet, from a fresh campaign, and checks them.
+    /// Measures claims of one new campaign by new users, and checks them.
     pub async fn claims(
         &mut self,
         session: &mut Session,
@@ -81,7 +81,7 @@ impl Naive {
         self.claims_of(session, &mut campaigns, connections, pace).await
     }
 
-    /// The same from `campaigns`.
+    /// Measures claims of `campaigns` by new users, and checks them.
     pub async fn claims_of(
         &self,
         session: &mut Session,
@@ -89,28 +89,26 @@ impl Naive {
         connections: usize,
         pace: Pace,
     ) -> anyhow::Result<Claims> {
-        let load = Load {
-            address: self.process.address,
-            connections,
-            request: campaigns.request.clone(),
-            seed: session.seed(),
-            pace,
-        };
-        let before = Spent::by(self.process.pid(), &self.view).await?;
+        let load = session.load(self.process.address, connections, campaigns.request.clone(), pace);
+        let before = CpuTime::of(self.process.pid(), &self.view).await?;
         let tally = session.measure(client::run(load)).await.with_context(|| self.name.clone())?;
-        let spent = Spent::by(self.process.pid(), &self.view).await? - before;
+        let cpu_time = CpuTime::of(self.process.pid(), &self.view).await? - before;
         let granted = tally.all(201).with_context(|| self.name.clone())?;
         campaigns.add(granted);
         self.check(campaigns).await?;
-        Ok(Claims { tally, cpu_us: spent.us_a_claim(granted) })
+        Ok(Claims { tally, cpu_us: cpu_time.us_per_claim(granted) })
     }
 
-    /// Whether what was granted is what Redis has taken.
+    /// Checks that Redis has exactly the granted claims.
     async fn check(&self, campaigns: &Campaigns) -> anyhow::Result<()> {
         for (id, granted) in campaigns.granted() {
-            let taken: Option<u64> = ask(&self.view, &["HGET", &campaign_key(id), "taken"]).await?;
+            let taken: Option<u64> = query(&self.view, &["HGET", &campaign_key(id), "taken"]).await?;
             let taken = taken.unwrap_or(0);
-            ensure!(taken == granted, "{}: {id} granted {granted}, Redis has taken {taken}", self.name);
+            ensure!(
+                taken == granted,
+                "{}: {granted} units of {id} granted, but Redis counts {taken} taken",
+                self.name
+            );
         }
         Ok(())
     }
@@ -137,7 +135,7 @@ struct Reply {
 
 /// Serves until killed.
 pub async fn listen(address: SocketAddr, redis_url: &str) -> anyhow::Result<()> {
-    let config = AsyncConnectionConfig::new().set_response_timeout(Some(REDIS_WAIT));
+    let config = AsyncConnectionConfig::new().set_response_timeout(Some(REDIS_TIMEOUT));
     let redis = Client::open(redis_url)?.get_multiplexed_async_connection_with_config(&config).await?;
     let shared = Shared { redis, script: Arc::new(Script::new(plain::SCRIPT)) };
     let router = Router::new().route("/internal/v1/claims", post(claim)).with_state(shared);
@@ -151,7 +149,7 @@ async fn claim(State(shared): State<Shared>, Json(request): Json<Request>) -> Re
     match is_granted(shared, &request).await {
         Ok(is_granted) => {
             let (code, status) =
-                if is_granted { (StatusCode::CREATED, "granted") } else { (StatusCode::CONFLICT, "refused") };
+                if is_granted { (StatusCode::CREATED, "granted") } else { (StatusCode::CONFLICT, "denied") };
             let Request { campaign_id, user_id } = request;
             (code, Json(Reply { campaign_id, user_id, status })).into_response()
         }
@@ -171,7 +169,7 @@ fn campaign_key(id: &str) -> String {
     format!("naive:{{{id}}}:campaign")
 }
 
-/// Days since 1970.
+/// Returns the days since 1970.
 fn today() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() / 86_400
 }

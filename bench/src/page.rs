@@ -10,38 +10,37 @@ use crate::session::Session;
 
 const STYLE: &str = include_str!("page.css");
 
-/// Sizes of a chart, in its own units.
+/// Sizes of a chart, in SVG units.
 const WIDTH: f64 = 860.0;
 const NAMES: f64 = 300.0;
 const BARS: f64 = 400.0;
 const ROW: f64 = 26.0;
 const BAR: f64 = 14.0;
 
-/// Charts of figures without a target: title, unit.
+/// Charts of figures without a target: title and unit.
 const CHARTS: &[(&str, Unit)] = &[
     ("Per second", Unit::PerSecond),
-    ("Processor time", Unit::CpuMicroseconds),
+    ("CPU time", Unit::CpuMicroseconds),
     ("Latency", Unit::Microseconds),
     ("Time until the outbox is empty after a load", Unit::Seconds),
-    ("The most events in the outbox", Unit::Events),
-    ("Claims a batch", Unit::Claims),
-    ("Bytes of Redis a claim", Unit::Bytes),
+    ("Largest outbox", Unit::Events),
+    ("Claims per batch", Unit::Claims),
+    ("Bytes of Redis per claim", Unit::Bytes),
     ("Core's resident memory", Unit::Mebibytes),
 ];
 
-/// The whole page.
 pub fn page(session: &Session, machine: &Value) -> String {
     let all = session.figures.in_order();
-    let (judged, told): (Vec<_>, Vec<_>) =
+    let (judged, info): (Vec<_>, Vec<_>) =
         all.into_iter().partition(|figure| figure.definition.target.is_some());
     let mut body = warnings(session);
     if !judged.is_empty() {
-        body += "<h2>Against their targets</h2><p>Each bar is the median over its target, which is the dashed line; \
-                 the thin line reaches from the lowest round to the highest. Where the target is at most (≤), short is good.</p>";
+        body += "<h2>Compared with targets</h2><p>Each bar is the median divided by its target, the dashed line; \
+                 the thin line spans the lowest to the highest round. For targets with ≤, a short bar is good.</p>";
         body += &chart(&judged, |figure| figure.definition.target.map_or(1.0, Target::number));
     }
     for (title, unit) in CHARTS {
-        let of_unit: Vec<_> = told.iter().copied().filter(|figure| figure.definition.unit == *unit).collect();
+        let of_unit: Vec<_> = info.iter().copied().filter(|figure| figure.definition.unit == *unit).collect();
         if !of_unit.is_empty() {
             let _ = write!(body, "<h2>{title}</h2>{}", chart(&of_unit, |_| 1.0));
         }
@@ -56,7 +55,7 @@ pub fn page(session: &Session, machine: &Value) -> String {
     )
 }
 
-/// Why the figures prove less than those of a whole run.
+/// Lists reasons why the figures prove less than those of a complete run.
 fn warnings(session: &Session) -> String {
     let paragraph = |title, text: &str| format!("<h2>{title}</h2><p>{}", escaped(text));
     let void = session.void.as_deref().map(|why| paragraph("This run is void", why));
@@ -67,7 +66,7 @@ fn warnings(session: &Session) -> String {
     [void, incomplete, unproven].into_iter().flatten().collect()
 }
 
-/// A titled list; nothing without items.
+/// Formats a titled list; empty without items.
 fn list(title: &str, items: &[impl AsRef<str>]) -> String {
     if items.is_empty() {
         return String::new();
@@ -76,9 +75,9 @@ fn list(title: &str, items: &[impl AsRef<str>]) -> String {
     format!("<h2>{title}</h2><ul><li>{items}</ul>")
 }
 
-/// Horizontal bars, one a figure, each of its value over what `over` says, all to one scale.
-fn chart(figures: &[&Figure], over: impl Fn(&Figure) -> f64) -> String {
-    let top = figures.iter().map(|figure| figure.range().1 / over(figure)).fold(0.0, f64::max);
+/// Draws horizontal bars, one per figure: its value divided by its `scale`, all to the same scale.
+fn chart(figures: &[&Figure], scale: impl Fn(&Figure) -> f64) -> String {
+    let top = figures.iter().map(|figure| figure.range().1 / scale(figure)).fold(0.0, f64::max);
     let has_targets = figures.iter().any(|figure| figure.definition.target.is_some());
     let top = if has_targets { f64::max(top, 1.0) } else { top };
     let x = |value: f64| NAMES + if top > 0.0 { value / top * BARS } else { 0.0 };
@@ -87,7 +86,7 @@ fn chart(figures: &[&Figure], over: impl Fn(&Figure) -> f64) -> String {
     for (index, figure) in figures.iter().enumerate() {
         let middle = (index as f64 + 0.5) * ROW;
         let (low, high) = figure.range();
-        let scaled = |value: f64| x(value / over(figure));
+        let scaled = |value: f64| x(value / scale(figure));
         bar(&mut svg, figure, middle, [scaled(figure.value()), scaled(low), scaled(high)]);
     }
     if has_targets {
@@ -100,11 +99,11 @@ fn chart(figures: &[&Figure], over: impl Fn(&Figure) -> f64) -> String {
     svg + "</svg>"
 }
 
-/// One row: its name, its bar to `value`, the line of its rounds from `low` to `high`, and its value in words.
+/// Draws one row: the figure's name, a bar to `value`, a line from `low` to `high`, and the value as text.
 fn bar(svg: &mut String, figure: &Figure, middle: f64, [value, low, high]: [f64; 3]) {
     let class = match figure.reached() {
-        None => "told",
-        Some(_) if figure.is_open() => "open",
+        None => "info",
+        Some(_) if figure.is_undecided() => "open",
         Some(true) => "reached",
         Some(false) => "missed",
     };
@@ -127,7 +126,7 @@ fn words(figure: &Figure) -> String {
         .definition
         .target
         .map_or_else(String::new, |target| format!(" ({}: {})", target.text(unit), report::verdict(figure)));
-    let short = if figure.is_short() {
+    let short = if figure.lacks_rounds() {
         format!(", {} of {} rounds", figure.rounds.len(), figure.rounds_wanted)
     } else {
         String::new()

@@ -1,4 +1,4 @@
-//! Processor time that servers use.
+//! CPU time of servers.
 
 use std::fs;
 use std::ops::Sub;
@@ -10,17 +10,17 @@ use crate::redis;
 /// The kernel counts in hundredths of a second.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Seconds of processor time of a process, its threads told apart by their names.
+/// Seconds of CPU time of a process's threads, grouped by their names.
 #[derive(Debug, Clone, Copy)]
 pub struct Threads {
-    /// Of the relay's thread and SQLite's.
+    /// The relay's thread and SQLite's.
     pub relay: f64,
-    /// Of all others, which serve HTTP.
+    /// All other threads, which serve HTTP.
     pub others: f64,
 }
 
 impl Threads {
-    /// What the threads of the process `pid` that still run have used so far.
+    /// Reads the CPU time so far of the running threads of process `pid`.
     pub fn of(pid: u32) -> Self {
         let mut found = Self { relay: 0.0, others: 0.0 };
         for entry in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
@@ -33,7 +33,7 @@ impl Threads {
     }
 }
 
-/// A thread's name and its seconds of processor time, own and in the kernel.
+/// Parses a thread's name and its seconds of CPU time, user and system.
 fn thread(stat: &str) -> Option<(&str, f64)> {
     let (head, rest) = stat.rsplit_once(") ")?;
     let (_, name) = head.split_once('(')?;
@@ -41,38 +41,38 @@ fn thread(stat: &str) -> Option<(&str, f64)> {
     Some((name, (ticks.next()? + ticks.next()?) / TICKS_PER_SECOND))
 }
 
-/// Seconds of processor time of a server and of its Redis.
+/// Seconds of CPU time of a server and its Redis.
 #[derive(Debug, Clone, Copy)]
-pub struct Spent {
-    /// Of the server's threads that serve HTTP.
+pub struct CpuTime {
+    /// The server's threads that serve HTTP.
     pub http: f64,
-    /// Of its relay's thread and SQLite's.
+    /// The server's relay thread and SQLite's.
     pub relay: f64,
-    /// Of Redis, without its children.
+    /// Redis, without its child processes.
     pub redis: f64,
 }
 
-impl Spent {
-    /// So far, by the process `pid` and the Redis that `view` looks at.
-    pub async fn by(pid: u32, view: &RedisView) -> anyhow::Result<Self> {
+impl CpuTime {
+    /// Reads the CPU time so far of process `pid` and of the Redis behind `view`.
+    pub async fn of(pid: u32, view: &RedisView) -> anyhow::Result<Self> {
         let Threads { relay, others: http } = Threads::of(pid);
         Ok(Self { http, relay, redis: redis::cpu_seconds(view).await? })
     }
 
-    /// Microseconds each of `claims` has taken.
+    /// Returns microseconds per claim.
     #[must_use]
-    pub fn us_a_claim(self, claims: u64) -> Self {
+    pub fn us_per_claim(self, claims: u64) -> Self {
         let each = |seconds: f64| seconds * 1e6 / claims as f64;
         Self { http: each(self.http), relay: each(self.relay), redis: each(self.redis) }
     }
 
-    /// All of it together.
-    pub fn together(self) -> f64 {
+    /// Returns the sum.
+    pub fn total(self) -> f64 {
         self.http + self.relay + self.redis
     }
 }
 
-impl Sub for Spent {
+impl Sub for CpuTime {
     type Output = Self;
 
     fn sub(self, before: Self) -> Self {

@@ -1,4 +1,4 @@
-//! A Redis of one measurement's own, and what it says of itself.
+//! A Redis server for one measurement, and its statistics.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -8,20 +8,20 @@ use support::process::free_address;
 use support::wait::holds;
 use support::{RedisServer, RedisView, SOON, eventually};
 
-/// How often a question is asked before Redis is said not to answer.
+/// Tries of a query before it fails.
 const TRIES: u32 = 10;
 
-/// When Redis syncs its append-only file.
+/// Redis' setting `appendfsync`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fsync {
-    /// Once a second, beside the calls.
+    /// Syncs once a second, in the background.
     EverySecond,
-    /// Before each answer.
+    /// Syncs before each reply.
     Always,
 }
 
 impl Fsync {
-    /// As in Redis' configuration.
+    /// Returns the value in Redis' configuration.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::EverySecond => "everysec",
@@ -36,14 +36,14 @@ impl fmt::Display for Fsync {
     }
 }
 
-/// An empty Redis on a unix socket.
+/// Starts an empty Redis server on a unix socket.
 pub async fn start(fsync: Fsync) -> RedisServer {
-    // The second as in the Redis that core starts itself.
+    // Core's own Redis has the second setting too.
     let settings = [("appendfsync", fsync.as_str()), ("auto-aof-rewrite-min-size", "256mb")];
     RedisServer::start_with(&settings, &[]).await
 }
 
-/// An empty Redis and its replica, which follows it, and the address of the first.
+/// Starts an empty Redis server with a connected replica. Returns both and the primary's URL.
 pub async fn start_with_replica(fsync: Fsync) -> ([RedisServer; 2], String) {
     let addresses = [free_address(), free_address()];
     let of_primary = format!("{} {}", addresses[0].ip(), addresses[0].port());
@@ -71,24 +71,24 @@ pub async fn start_with_replica(fsync: Fsync) -> ([RedisServer; 2], String) {
     ([primary, replica], format!("redis://{}", addresses[0]))
 }
 
-/// Seconds of processor time that Redis has used, of its own and in the kernel, without its child processes.
+/// Returns seconds of Redis' CPU time, user and system, without its child processes.
 pub async fn cpu_seconds(view: &RedisView) -> anyhow::Result<f64> {
     let info = info(view, "cpu").await?;
     Ok(field(&info, "used_cpu_user")? + field(&info, "used_cpu_sys")?)
 }
 
-/// Bytes that Redis has allocated.
+/// Returns the bytes that Redis has allocated.
 pub async fn used_memory_bytes(view: &RedisView) -> anyhow::Result<f64> {
     field(&info(view, "memory").await?, "used_memory")
 }
 
-/// Whether a child of Redis is rewriting the append-only file: pages it shares are copied meanwhile.
+/// Returns whether a child of Redis is rewriting the append-only file, which copies shared memory pages.
 pub async fn is_rewriting(view: &RedisView) -> anyhow::Result<bool> {
     Ok(field(&info(view, "persistence").await?, "aof_rewrite_in_progress")? > 0.0)
 }
 
-/// Asks Redis; again where it took too long, which a disk that is busy brings about.
-pub async fn ask<T: ::redis::FromRedisValue>(view: &RedisView, words: &[&str]) -> anyhow::Result<T> {
+/// Queries Redis, and retries if it times out because of a busy disk.
+pub async fn query<T: ::redis::FromRedisValue>(view: &RedisView, words: &[&str]) -> anyhow::Result<T> {
     let mut tries = TRIES;
     loop {
         tries -= 1;
@@ -101,7 +101,7 @@ pub async fn ask<T: ::redis::FromRedisValue>(view: &RedisView, words: &[&str]) -
 }
 
 async fn info(view: &RedisView, section: &str) -> anyhow::Result<String> {
-    ask(view, &["INFO", section]).await
+    query(view, &["INFO", section]).await
 }
 
 fn field(info: &str, name: &str) -> anyhow::Result<f64> {

@@ -1,37 +1,39 @@
-//! What a run came to: as a table for people, as JSON for programs.
+//! The results of a run, as a table for people and as JSON for programs.
 
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use serde_json::{Value, json};
 
-use crate::budget::{Asked, Plan};
+use crate::budget::{Overrides, Plan};
 use crate::figures::{Figure, Figures, Target};
 use crate::machine::{CALIBRATION_SPREAD_MAX, OTHERS_SHARE_MAX};
 use crate::session::Session;
 
-/// What a table is wide at most, in characters.
+/// Maximum width of a table, in characters.
 const COLUMNS: u16 = 80;
 
-/// How the run is planned, and why.
-pub fn plan(plan: Plan, asked: Asked, slowness: f64) -> String {
+/// Describes the plan of the run and its reason.
+pub fn plan(plan: Plan, overrides: Overrides, slowness: f64) -> String {
     let Plan { rounds, seconds } = plan;
     let plural = if rounds == 1 { "" } else { "s" };
-    let more = if rounds < asked.rounds_wanted() { ", more where time is left" } else { "" };
+    let more = if rounds < overrides.rounds_wanted() { ", more if time is left" } else { "" };
     format!(
         "this machine takes {slowness:.1} times as long as the reference machine: {rounds} round{plural} of {seconds} s{more}"
     )
 }
 
-/// All that a run came to, for people: what is incomplete stands above the table and below it.
+/// Formats the result for people. A warning about missing figures is both above and below the table.
 pub fn text(figures: &Figures, ended_early: Option<&str>) -> String {
     let mut paragraphs = Vec::new();
     let warning = ended_early.map(|why| format!("INCOMPLETE: {}", incomplete(figures, why)));
     paragraphs.extend(warning.clone());
     paragraphs.push(table(figures));
-    let short = figures.count(Figure::is_short);
+    let short = figures.count(Figure::lacks_rounds);
     if short > 0 {
         let wanted = figures.rounds_wanted;
-        paragraphs.push(format!("(n) Only n of {wanted} rounds, for lack of time. Such figures: {short}."));
+        paragraphs.push(format!(
+            "(n) Only n of {wanted} rounds, for lack of time. Number of such figures: {short}."
+        ));
     }
     let noise = noise(figures);
     if !noise.is_empty() {
@@ -46,15 +48,15 @@ pub fn text(figures: &Figures, ended_early: Option<&str>) -> String {
     paragraphs.join("\n\n")
 }
 
-/// What a run lacks that ended early, for the reason `why`.
+/// Describes what is missing in a run that ended early, for the reason `why`.
 pub fn incomplete(figures: &Figures, why: &str) -> String {
-    let (missing, short) = (figures.missing().len(), figures.count(Figure::is_short));
+    let (missing, short) = (figures.missing().len(), figures.count(Figure::lacks_rounds));
     format!(
-        "this run ended early, since {why}. Figures without a round: {missing}, with fewer rounds than wanted: {short}."
+        "this run ended early because {why}. Figures without a round: {missing}, with fewer rounds than planned: {short}."
     )
 }
 
-/// What figures of one round do not say; `None` without such figures.
+/// Describes the weakness of figures with one round; `None` without such figures.
 pub fn unproven(figures: &Figures) -> Option<String> {
     let count = figures.count(Figure::is_unproven);
     (count > 0).then(|| {
@@ -64,12 +66,12 @@ pub fn unproven(figures: &Figures) -> Option<String> {
     })
 }
 
-/// The names of the figures without a round.
+/// Returns the names of the figures without a round.
 pub fn missing(figures: &Figures) -> Vec<&'static str> {
     figures.missing().into_iter().map(|definition| definition.name).collect()
 }
 
-/// The figures as a table of 80 columns.
+/// Formats the figures as a table of 80 columns.
 fn table(figures: &Figures) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Dynamic).set_width(COLUMNS);
@@ -92,15 +94,15 @@ fn row(figure: &Figure) -> [String; 5] {
     [figure.definition.name.to_owned(), unit.text(figure.value()), rounds(figure), target, verdict(figure)]
 }
 
-/// From the lowest round to the highest, and in brackets how many there are if that is fewer than wanted.
+/// Formats the lowest and highest round, and in brackets the number of rounds if it is too low.
 fn rounds(figure: &Figure) -> String {
     let count = figure.rounds.len();
     let range = (count > 1).then(|| range(figure));
-    let short = figure.is_short().then(|| format!("({count})"));
+    let short = figure.lacks_rounds().then(|| format!("({count})"));
     [range, short].into_iter().flatten().collect::<Vec<_>>().join(" ")
 }
 
-/// From the lowest round to the highest, the unit said once.
+/// Formats the lowest and highest round, with a common unit only once.
 fn range(figure: &Figure) -> String {
     let (low, high) = figure.range();
     let (low, high) = (figure.definition.unit.text(low), figure.definition.unit.text(high));
@@ -110,24 +112,24 @@ fn range(figure: &Figure) -> String {
     }
 }
 
-/// Whether the target is reached, and whether noise lets one tell: `~` marks a figure that is noisy or has one round, and
-/// whose rounds all agree.
+/// Returns whether the target is reached. `~` marks a noisy or single-round figure whose rounds agree on the
+/// answer.
 pub fn verdict(figure: &Figure) -> String {
     let Some(reached) = figure.reached() else { return String::new() };
-    if figure.is_open() {
+    if figure.is_undecided() {
         return "too noisy".to_owned();
     }
     let mark = if figure.noise().is_some() || figure.is_unproven() { " ~" } else { "" };
     format!("{}{mark}", if reached { "yes" } else { "NO" })
 }
 
-/// Why figures are noisy, a line each.
+/// Lists why figures are noisy, one line each.
 pub fn noise(figures: &Figures) -> Vec<String> {
     let noisy = figures.in_order().into_iter().filter(|figure| figure.definition.target.is_some());
     noisy.filter_map(|figure| Some(format!("{}: {}", figure.definition.name, figure.noise()?))).collect()
 }
 
-/// `report.json`.
+/// Builds `report.json`.
 pub fn json(session: &Session, machine: &Value) -> Value {
     let figures: Vec<_> = session.figures.in_order().into_iter().map(figure_json).collect();
     json!({
@@ -150,21 +152,21 @@ fn figure_json(figure: &Figure) -> Value {
     })
 }
 
-/// What the machine is and how quiet it was, for the report.
+/// Returns the machine's properties and noise, for the report.
 pub fn machine(mut facts: Value, session: &Session, load_before: &str, load_after: &str) -> Value {
-    let seen = session.disturbance;
+    let total = session.disturbance;
     facts["measurement_s"] = session.options.seconds.into();
     facts["load_average"] = json!({ "before": load_before, "after": load_after });
     facts["noise"] = json!({
-        "calibration_ms": { "quickest": seen.calibration_min_ms, "slowest": seen.calibration_max_ms },
+        "calibration_ms": { "quickest": total.calibration_min_ms, "slowest": total.calibration_max_ms },
         "calibration_spread_max": CALIBRATION_SPREAD_MAX,
-        "others_share": seen.others,
-        "stolen_share": seen.stolen,
+        "others_share": total.others,
+        "stolen_share": total.stolen,
         "others_share_max": OTHERS_SHARE_MAX,
         "rounds_spread_max": crate::figures::ROUNDS_SPREAD_MAX,
         "noisy": noise(&session.figures),
         "too_noisy_to_tell": session.figures.in_order().into_iter()
-            .filter(|figure| figure.is_open())
+            .filter(|figure| figure.is_undecided())
             .map(|figure| figure.definition.name)
             .collect::<Vec<_>>(),
     });
@@ -178,8 +180,8 @@ mod tests {
     use crate::machine::Disturbance;
 
     const RATIO: &Definition = &Definition::at_least("claims ÷ (e)", Unit::Ratio, 1.0);
-    const RATE: &Definition = &Definition::told("claims", Unit::PerSecond);
-    const BYTES: &Definition = &Definition::at_most("bytes a claim", Unit::Bytes, 150.0).once();
+    const RATE: &Definition = &Definition::info("claims", Unit::PerSecond);
+    const BYTES: &Definition = &Definition::at_most("bytes per claim", Unit::Bytes, 150.0).once();
 
     const QUIET: Disturbance =
         Disturbance { calibration_min_ms: 10.0, calibration_max_ms: 10.0, others: 0.0, stolen: 0.0 };
@@ -194,55 +196,55 @@ mod tests {
         figures
     }
 
-    /// The row of a figure, one space between its words.
+    /// Returns a figure's row, with single spaces between words.
     fn row_of(text: &str, definition: &Definition) -> String {
         let row = text.lines().find(|line| line.starts_with(definition.name)).unwrap();
         row.split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
     #[test]
-    fn a_run_that_ended_early_shows_what_it_has_and_names_what_is_missing() {
+    fn an_incomplete_run_lists_measured_and_missing_figures() {
         let figures = figures(&[(RATIO, &[1.1, 1.2])]);
-        let text = text(&figures, Some("its time of 705 s was over"));
-        let warning = "INCOMPLETE: this run ended early, since its time of 705 s was over. Figures without a round: 2, \
-                       with fewer rounds than wanted: 1.";
+        let text = text(&figures, Some("its time limit of 705 s was reached"));
+        let warning = "INCOMPLETE: this run ended early because its time limit of 705 s was reached. \
+                       Figures without a round: 2, with fewer rounds than planned: 1.";
         assert!(text.starts_with(warning) && text.ends_with(warning), "{text}");
         assert_eq!(row_of(&text, RATIO), "claims ÷ (e) 1.15 1.10–1.20 (2) ≥ 1.00 yes");
-        assert!(text.contains("Not measured:\n  claims\n  bytes a claim\n"), "{text}");
+        assert!(text.contains("Not measured:\n  claims\n  bytes per claim\n"), "{text}");
     }
 
     #[test]
     fn a_run_that_measured_nothing_names_every_figure() {
         let text = text(&figures(&[]), Some("it was interrupted"));
-        assert!(text.contains("Not measured:\n  claims ÷ (e)\n  claims\n  bytes a claim\n"), "{text}");
+        assert!(text.contains("Not measured:\n  claims ÷ (e)\n  claims\n  bytes per claim\n"), "{text}");
     }
 
     #[test]
-    fn a_whole_run_has_no_warning() {
+    fn a_complete_run_has_no_warning() {
         let text = text(&figures(&[(RATIO, &[1.1; 3]), (RATE, &[9.0; 3]), (BYTES, &[136.0])]), None);
         assert_eq!(row_of(&text, RATIO), "claims ÷ (e) 1.10 1.10–1.10 ≥ 1.00 yes");
-        assert_eq!(row_of(&text, BYTES), "bytes a claim 136.0 B ≤ 150 B yes", "one round is all of it");
+        assert_eq!(row_of(&text, BYTES), "bytes per claim 136.0 B ≤ 150 B yes", "it is measured only once");
         assert!(!["INCOMPLETE", "Not measured", "(n)", "~"].iter().any(|mark| text.contains(mark)), "{text}");
     }
 
     #[test]
-    fn a_figure_of_one_round_is_not_proven_quiet() {
+    fn a_single_round_cannot_prove_low_noise() {
         let text = text(&figures(&[(RATIO, &[1.1]), (RATE, &[9.0]), (BYTES, &[136.0])]), None);
         assert_eq!(row_of(&text, RATIO), "claims ÷ (e) 1.10 (1) ≥ 1.00 yes ~");
         assert!(
-            text.contains("\n\n(n) Only n of 3 rounds, for lack of time. Such figures: 2.\n\n"),
+            text.contains("\n\n(n) Only n of 3 rounds, for lack of time. Number of such figures: 2.\n\n"),
             "{text}"
         );
         assert!(text.contains("\n\n~ Figures of one round: 2. One round has no spread"), "{text}");
     }
 
     #[test]
-    fn a_plan_says_how_slow_the_machine_is_and_what_follows() {
-        let asked = Asked::default();
-        let text = |rounds, seconds, slowness| plan(Plan { rounds, seconds }, asked, slowness);
+    fn the_plan_shows_the_machines_slowness_and_the_rounds() {
+        let overrides = Overrides::default();
+        let text = |rounds, seconds, slowness| plan(Plan { rounds, seconds }, overrides, slowness);
         assert_eq!(
             text(2, 2.0, 2.08),
-            "this machine takes 2.1 times as long as the reference machine: 2 rounds of 2 s, more where time is left"
+            "this machine takes 2.1 times as long as the reference machine: 2 rounds of 2 s, more if time is left"
         );
         assert!(text(3, 3.0, 1.0).ends_with("1.0 times as long as the reference machine: 3 rounds of 3 s"));
         assert!(text(1, 1.0, 4.0).contains(": 1 round of 1 s, more"));

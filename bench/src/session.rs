@@ -1,16 +1,18 @@
-//! One run of the benchmark: its options, its figures, its watch over the machine, its voice.
+//! One run of the benchmark: its options, figures, budget, noise and output.
 
 use std::fmt::Display;
 use std::future::Future;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use metrics_exporter_prometheus::PrometheusHandle;
 
 use crate::budget::Budget;
+use crate::client::{Load, Pace, Template};
 use crate::figures::{Definition, Figures};
 use crate::machine::{self, Disturbance, Usage};
 
-/// How often histograms are folded, as core does it.
+/// Interval of the histograms' upkeep, as in core.
 const UPKEEP: Duration = Duration::from_secs(1);
 
 /// Sizes of a load.
@@ -22,22 +24,22 @@ pub struct Options {
     pub connections: usize,
 }
 
-/// What all groups share.
+/// State that all groups share.
 #[derive(Debug)]
 pub struct Session {
-    /// Sizes of its loads.
+    /// Sizes of the loads.
     pub options: Options,
-    /// What was found.
+    /// The measured figures.
     pub figures: Figures,
-    /// Metrics of what of core runs in this process.
+    /// Metrics of the parts of core that run in this process.
     pub metrics: PrometheusHandle,
-    /// The top rate of claims over HTTP, per second, once it was measured.
+    /// Top rate of claims over HTTP per second, once measured.
     pub top_rate: Option<f64>,
-    /// Why the run proves nothing, if it does not.
+    /// Why the run is void, if it is.
     pub void: Option<String>,
-    /// Why the run ended before everything was measured, if it did.
+    /// Why the run ended early, if it did.
     pub ended_early: Option<String>,
-    /// Over the whole run.
+    /// Disturbance during the whole run.
     pub disturbance: Disturbance,
     budget: Budget,
     round: Disturbance,
@@ -46,7 +48,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// A run that began at `started` and is to measure `figures`.
+    /// Creates a run that began at `started` and should measure `figures`.
     pub fn new(
         options: Options,
         figures: Figures,
@@ -76,23 +78,29 @@ impl Session {
         }
     }
 
-    /// A seed that no measurement of this run has had.
+    /// Returns a seed that no other measurement of this run uses.
     pub fn seed(&mut self) -> u64 {
         self.seed += 1;
         self.seed
     }
 
-    /// The next round of the present part of a group, counted from 1; `None` ends the part. Every part asks until then.
+    /// Returns a load with users and keys that no other measurement of this run uses.
+    pub fn load(&mut self, address: SocketAddr, connections: usize, request: Template, pace: Pace) -> Load {
+        Load { address, connections, request, seed: self.seed(), pace }
+    }
+
+    /// Returns the next round of the group's current part, counted from 1; `None` ends the part. Every part
+    /// must call this until it returns `None`.
     pub fn next_round(&mut self) -> Option<u32> {
         self.budget.next_round(self.started.elapsed().as_secs_f64())
     }
 
-    /// Begins a round: figures added from here on answer for what the machine does from here on.
+    /// Begins a round: figures added from now on include only disturbances from now on.
     pub fn begin_round(&mut self) {
         self.round = Disturbance::NONE;
     }
 
-    /// Runs one measurement between two looks at the machine.
+    /// Runs one measurement, and samples the machine before and after it.
     pub async fn measure<T>(&mut self, work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
         let before = machine::calibrate();
         let usage = Usage::now();
@@ -105,13 +113,13 @@ impl Session {
         Ok(result)
     }
 
-    /// Takes in one round of a figure.
+    /// Adds one round of a figure.
     pub fn add(&mut self, definition: &'static Definition, value: f64) {
         self.figures.add(definition, value, self.round);
     }
 
-    /// A line of progress.
-    #[allow(clippy::print_stderr)] // the benchmark's own voice
+    /// Prints a line of progress.
+    #[allow(clippy::print_stderr)] // the benchmark's output
     pub fn say(&self, line: impl Display) {
         let seconds = self.started.elapsed().as_secs();
         eprintln!("[{}:{:02}] {line}", seconds / 60, seconds % 60);

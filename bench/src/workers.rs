@@ -1,31 +1,32 @@
-//! Claimgate's Worker and a bare one, in one process of plain workerd before a core.
+//! claimgate's Worker and a bare one in one process of plain workerd, connected to a core.
 
 use std::net::SocketAddr;
 use std::process::Command;
 use std::time::Duration;
 
 use support::core_process::Core;
-use support::edge::{Leashed, emptied, root};
+use support::edge::{ProcessGroup, emptied, root};
 use support::process::free_address;
 use support::{eventually, wait::holds};
 
 const READY: Duration = Duration::from_secs(30);
 
-/// The running process.
+/// The running workerd process.
 #[derive(Debug)]
 pub struct Workers {
-    /// Where claimgate's Worker listens.
+    /// Address of claimgate's Worker.
     pub edge: SocketAddr,
-    /// Where the bare one does.
+    /// Address of the bare Worker.
     pub bare: SocketAddr,
-    _process: Leashed,
+    process: ProcessGroup,
 }
 
 impl Workers {
-    /// Starts both before `core`.
-    pub async fn start(core: &Core) -> Self {
+    /// Starts both Workers with the given core. `keys` are the settings of users' tokens. Processes that run at the same
+    /// time need different names.
+    pub async fn start(core: &Core, name: &str, keys: &[(&str, &str)]) -> Self {
         let (edge, bare) = (free_address(), free_address());
-        let directory = emptied("bench-workers");
+        let directory = emptied(&format!("bench-workers-{name}"));
         let mut workerd = Command::new(root().join("node_modules/.bin/workerd"));
         workerd
             .arg("serve")
@@ -33,12 +34,12 @@ impl Workers {
             .arg(format!("--socket-addr=edge={edge}"))
             .arg(format!("--socket-addr=bare={bare}"))
             .arg(format!("--external-addr=core={}", core.listen()))
-            // Asked as ever, but never refusing.
+            // Limiters are called as usual, but never reject.
             .env("RATE_PER_ADDRESS_LIMIT", "0")
             .env("RATE_PER_USER_LIMIT", "0")
             .env("EDGE_KEY", core.data_file("edge.key"))
-            .env("USER_JWT_KEY", core.data_file("user-jwt.key"));
-        let process = Leashed::start(&workerd, &directory.join("workerd.log"), &directory.join("state"));
+            .envs(keys.iter().copied());
+        let process = ProcessGroup::start(&workerd, &directory.join("workerd.log"), &directory.join("state"));
         for url in [format!("http://{edge}/livez"), format!("http://{bare}/")] {
             eventually(READY, || async {
                 let reply = core.client().try_get(&url, "").await;
@@ -46,6 +47,11 @@ impl Workers {
             })
             .await;
         }
-        Self { edge, bare, _process: process }
+        Self { edge, bare, process }
+    }
+
+    /// Returns the process id of workerd.
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
     }
 }

@@ -1,13 +1,16 @@
-// Stands before a real edge: keeps what was asked, and does to claims what a test tells it.
+// A proxy in front of a real edge that records claims and injects faults into them.
 
 import { createServer } from "node:http";
 import { text } from "node:stream/consumers";
 
-const PASSED = ["authorization", "claimgate-attempt", "content-type", "idempotency-key", "if-none-match"];
+const PASSED = ["authorization", "claimgate-attempt", "claimgate-pass", "content-type", "idempotency-key", "if-none-match"];
 
 /**
- * Starts one. `faults` are for the next claims, one each: "unsent" (it never arrives), "unanswered" (its answer is lost), an
- * answer `{ status, headers, body }` in the edge's place, or null for none. `claims` are those that were asked for.
+ * Starts the proxy. `claims` are the recorded requests. Each of `faults` applies to one of the next claims:
+ * - "unsent": the request is lost.
+ * - "unanswered": the response is lost.
+ * - `{ status, headers, body }`: this response is sent instead of the edge's.
+ * - null: no fault.
  */
 export async function startFront(edge) {
 	const claims = [], faults = [];
@@ -16,7 +19,7 @@ export async function startFront(edge) {
 		const body = await text(request);
 		let fault = null;
 		if (method === "POST") {
-			claims.push({ at: performance.now(), key: headers["idempotency-key"], attempt: headers["claimgate-attempt"], body });
+			claims.push({ at: performance.now(), key: headers["idempotency-key"], attempt: headers["claimgate-attempt"], pass: headers["claimgate-pass"], body });
 			fault = faults.shift() ?? null;
 		}
 		if (fault === "unsent") return request.socket.destroy();
@@ -36,7 +39,7 @@ export async function startFront(edge) {
 	return { url: `http://127.0.0.1:${server.address().port}`, claims, faults, stop };
 }
 
-/** A problem as an answer in the edge's place. */
+/** Returns a problem to send instead of the edge's response. */
 export function problem(status, code, headers = {}) {
 	return { status, headers: { "Content-Type": "application/problem+json", ...headers }, body: JSON.stringify({ code, status, detail: "as told" }) };
 }

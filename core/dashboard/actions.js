@@ -1,18 +1,48 @@
-// Pause, resume, add, end: asked again in a dialog, then sent as any admin's call.
+// Pause, resume, add, end: confirmed in a dialog, then sent as ordinary admin API requests.
 
 import { $, fill, show, words } from "./texts.js";
 
 const TIMEOUT_MS = 6000, DONE_MS = 10000;
 
-let asked; // what the dialog asks: { verb, campaign, key, token, refused }
-let sending = false, doneTimer;
+let asked; // the dialog's question: { verb, campaign, token, onUnauthorized, sending }
+let doneTimer;
 
-// Asks whether to `verb` the campaign; `refused` is called when the token is none any more.
-export function ask(verb, campaign, token, refused) {
-	asked = { verb, campaign, key: crypto.randomUUID().replaceAll("-", ""), token, refused };
-	sending = false;
-	$("ask-input").value = "";
-	show("ask-problem", "");
+// Additions with an unknown outcome, by campaign: { units, idempotency_key }. A retry uses the same key, even after a reload.
+const PENDING_KEY = "claimgate:additions-in-doubt";
+const pending = new Map(storedPending());
+
+function storedPending() {
+	try { return JSON.parse(sessionStorage.getItem(PENDING_KEY)) ?? []; } catch { return []; }
+}
+function storePending() {
+	try { pending.size ? sessionStorage.setItem(PENDING_KEY, JSON.stringify([...pending])) : sessionStorage.removeItem(PENDING_KEY); } catch { /* storage is not allowed: they stay in memory */ }
+}
+
+// Returns the addition of `units` to the campaign: the pending one if it has the same number of units,
+// otherwise a new one.
+function additionOf(id, units) {
+	const previous = pending.get(id);
+	const addition = previous?.units === units ? previous : { units, idempotency_key: crypto.randomUUID().replaceAll("-", "") };
+	pending.set(id, addition);
+	storePending();
+	return addition;
+}
+
+const DECIDED = /^(quantity_out_of_range|campaign_ended|campaign_not_found|invalid_request|idempotency_key_reused)$/;
+
+// Removes the addition once its outcome is known.
+function settle(id, addition, { reply, answer }) {
+	if (pending.get(id) !== addition || !(reply?.ok || DECIDED.test(answer?.code))) return;
+	pending.delete(id);
+	storePending();
+}
+
+// Asks whether to `verb` the campaign; calls `onUnauthorized` if the token is no longer valid.
+export function ask(verb, campaign, token, onUnauthorized) {
+	asked = { verb, campaign, token, onUnauthorized, sending: false };
+	const previous = verb === "add" ? pending.get(campaign.id) : null;
+	$("ask-input").value = previous ? String(previous.units) : "";
+	show("ask-problem", previous ? words().inDoubt : "");
 	$("ask-input").inputMode = verb === "add" ? "numeric" : "text";
 	showQuestion();
 	$("ask").showModal();
@@ -24,10 +54,10 @@ export function closeQuestion() {
 	if ($("ask").open) $("ask").close();
 }
 
-// The question's words; also after a change of the language.
+// Writes the question's texts; also called after a change of language.
 export function showQuestion() {
 	if (!asked) return;
-	const { verb, campaign } = asked;
+	const { verb, campaign, sending } = asked;
 	const values = { ...campaign, total: campaign.limits.total };
 	show("ask-title", fill(words()[`${verb}Title`], values));
 	show("ask-text", fill(words()[`${verb}Text`], values));
@@ -45,42 +75,56 @@ function problemOfInput({ verb, campaign }, text) {
 }
 
 async function send() {
-	const { verb, campaign, key } = asked;
+	const question = asked;
+	const { verb, campaign } = question;
 	const text = $("ask-input").value.trim();
-	const problem = problemOfInput(asked, text);
+	const problem = problemOfInput(question, text);
 	show("ask-problem", problem);
 	if (problem) return $("ask-input").focus();
-	sending = true;
+	question.sending = true;
 	showQuestion();
-	const body = verb === "add" ? JSON.stringify({ units: Number(text.replace("−", "-")), idempotency_key: key }) : undefined;
-	const { reply, answer } = await call(`/admin/v1/campaigns/${campaign.id}/${verb}`, body);
-	sending = false;
+	const addition = verb === "add" ? additionOf(campaign.id, Number(text.replace("−", "-"))) : undefined;
+	const outcome = await call(question, addition && JSON.stringify(addition));
+	if (addition) settle(campaign.id, addition, outcome);
+	question.sending = false;
 	showQuestion();
-	if (reply?.ok) done(verb, answer);
-	else if (reply?.status === 401) asked.refused();
-	else show("ask-problem", reply ? words().problems[answer.code] ?? fill(words().refusedAs, { detail: answer.detail ?? reply.status }) : words().inDoubt);
+	conclude(question, outcome);
 }
 
-async function call(path, body) {
-	const headers = { Authorization: `Bearer ${asked.token}`, ...(body && { "Content-Type": "application/json" }) };
+// Shows the outcome: in the dialog if it still shows this question, otherwise as a notice.
+function conclude(question, { reply, answer }) {
+	const { verb, campaign, onUnauthorized } = question;
+	const isShown = asked === question;
+	if (reply?.status === 401) return onUnauthorized();
+	if (reply?.ok) {
+		if (isShown) closeQuestion();
+		return announce(fill(words()[`${verb}Done`], { ...answer, total: answer.limits.total }));
+	}
+	const problem = reply ? words().problems[answer.code] ?? fill(words().refusedAs, { detail: answer.detail ?? reply.status }) : words().inDoubt;
+	if (isShown) show("ask-problem", problem);
+	else announce(fill(words().problemOf, { name: campaign.name, problem }));
+}
+
+async function call({ verb, campaign, token }, body) {
+	const path = `/admin/v1/campaigns/${campaign.id}/${verb}`;
+	const headers = { Authorization: `Bearer ${token}`, ...(body && { "Content-Type": "application/json" }) };
 	try {
-		const reply = await fetch(path, { method: "POST", headers, body, signal: AbortSignal.timeout(TIMEOUT_MS) });
+		const reply = await fetch(path, { method: "POST", headers, body, signal: AbortSignal.timeout?.(TIMEOUT_MS) });
 		return { reply, answer: await reply.json() };
 	} catch {
 		return {};
 	}
 }
 
-function done(verb, campaign) {
-	$("ask").close();
-	show("done", fill(words()[`${verb}Done`], { ...campaign, total: campaign.limits.total }));
+function announce(text) {
+	show("done", text);
 	clearTimeout(doneTimer);
 	doneTimer = setTimeout(() => show("done", ""), DONE_MS);
 }
 
 $("ask-form").onsubmit = (event) => {
 	event.preventDefault();
-	if (!sending) send();
+	if (!asked.sending) send();
 };
 $("ask-cancel").onclick = closeQuestion;
 $("ask").onclose = () => { asked = null; };

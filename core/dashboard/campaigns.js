@@ -1,16 +1,18 @@
-// The table of campaigns: a row each, which stays the same element as long as it is shown.
+// The table of campaigns. A campaign's row stays the same element for as long as it is shown.
 
-import { $, clock, element, fill, number, rate, show, words } from "./texts.js";
+import { fold } from "./folds.js";
+import { $, clock, element, fill, minute, number, rate, show, words } from "./texts.js";
 
 const TREND_MAX = 60, ROLES = ["viewer", "operator", "admin"];
 const STATES = ["open", "sold_out", "paused", "scheduled", "ended"];
 const rows = new Map();
 
-// Shows `listed` to a caller of this role; `act(verb, campaign)` is called for what is pressed.
-export function showCampaigns(listed, { total, role, act }) {
+// Shows `listed` to a caller with this role, with links to the claim page if its address is known. A pressed button calls
+// `act(verb, campaign)`.
+export function showCampaigns(listed, { total, role, pageUrl, act }) {
 	const text = $("find").value.trim().toLowerCase();
 	for (const campaign of listed) {
-		const row = rows.get(campaign.id) ?? build(campaign.id, act);
+		const row = rows.get(campaign.id) ?? build(campaign.id, pageUrl, act);
 		if (row.campaign !== campaign) row.trend.push(campaign.claims_per_s ?? null);
 		if (row.trend.length > TREND_MAX) row.trend.shift();
 		row.campaign = campaign;
@@ -23,8 +25,8 @@ export function showCampaigns(listed, { total, role, act }) {
 	showNotes(listed.filter(({ as_of }) => !as_of).length, total, shown.length, text);
 }
 
-// Of what is typed: the whole id of a campaign that is not listed, or nothing.
-export function soughtId() {
+// Returns the typed text if it may be the id of a campaign that is not listed, otherwise null.
+export function searchedId() {
 	const text = $("find").value.trim();
 	return /^[\w-]{1,64}$/.test(text) && !(rows.has(text) && !rows.get(text).campaign.as_of) ? text : null;
 }
@@ -43,14 +45,14 @@ function showNotes(listed, total, shown, text) {
 	show("none", shown ? "" : text ? fill(words().notFound, { text: $("find").value.trim() }) : words().noCampaigns);
 }
 
-// Open ones first, of these the busier ones, by powers of ten: rows seldom change places.
+// Sorts by state, then by activity in powers of ten, so that rows rarely move.
 function arranged() {
 	const busy = ({ trend }) => Math.ceil(Math.log10(1 + Math.max(...trend)));
 	const order = ({ campaign }) => STATES.indexOf(campaign.state);
 	return [...rows.values()].sort((one, other) => order(one) - order(other) || busy(other) - busy(one) || (one.campaign.id < other.campaign.id ? -1 : 1));
 }
 
-// Nothing moves under the pointer or the focus.
+// Does not move rows while the pointer or the focus is in the table.
 function place(shown) {
 	const body = $("rows");
 	const wanted = shown.map(({ row }) => row);
@@ -60,17 +62,24 @@ function place(shown) {
 	} else if (wanted.some((row, at) => body.children[at] !== row)) body.append(...wanted);
 }
 
-function build(id, act) {
+function build(id, pageUrl, act) {
 	const cell = (name, ...children) => element("td", { className: name, role: "cell" }, ...children);
-	const name = element("b"), code = element("code", { textContent: id }), state = element("span", { className: "state" }), note = element("small");
+	const name = element("b"), code = element("code", { textContent: id }), rules = element("small", { className: "rules" });
+	const link = pageUrl ? element("a", { href: `${pageUrl}/?campaign=${id}`, target: "_blank", rel: "noopener" }) : "";
+	const [report, claims] = ["report", "claims"].map((kind) => element("button", { type: "button", className: `link ${kind}` }));
+	const more = element("details", { className: "fold more" }, element("summary", {}, name, code), rules, " ", link, " ", claims, " ", report);
+	fold(more);
+	const state = element("span", { className: "state" }), note = element("small");
 	const speed = element("b"), line = trendLine();
 	const left = element("b"), of = element("small"), meter = element("progress", { max: 1, value: 0 });
 	const backlog = element("span");
 	const buttons = Object.fromEntries(["turn", "add", "end"].map((kind) => [kind, element("button", { type: "button", className: kind })]));
-	const head = element("th", { scope: "row", role: "rowheader" }, name, code);
+	const head = element("th", { scope: "row", role: "rowheader" }, more);
 	const cells = { state: cell("", state, note), speed: cell("wide speed", speed, line), left: cell("left", left, " ", of, meter), backlog: cell("backlog", backlog), actions: cell("actions", ...Object.values(buttons)) };
-	const row = { row: element("tr", { role: "row" }, head, ...Object.values(cells)), trend: [], name, state, note, speed, line, left, of, meter, backlog, buttons, cells };
+	const row = { row: element("tr", { role: "row" }, head, ...Object.values(cells)), trend: [], name, link, report, claims, rules, state, note, speed, line, left, of, meter, backlog, buttons, cells };
 	row.row.dataset.id = id;
+	report.onclick = () => act("report", row.campaign);
+	claims.onclick = () => act("claims", row.campaign);
 	buttons.turn.onclick = () => act(row.campaign.state === "paused" ? "resume" : "pause", row.campaign);
 	buttons.add.onclick = () => act("add", row.campaign);
 	buttons.end.onclick = () => act("end", row.campaign);
@@ -80,17 +89,23 @@ function build(id, act) {
 
 function fillRow(row, role) {
 	const { campaign, cells } = row;
-	const { name, state, remaining, limits, claims_per_s, backlog, ready, import_unfinished, as_of } = campaign;
+	const { name, state, remaining, limits, claims_per_s, backlog, ready, import_unfinished, claims_without_codes, as_of } = campaign;
 	const said = words();
 	show(row.name, name);
+	if (row.link) show(row.link, said.openPage);
+	for (const kind of ["report", "claims"]) {
+		show(row[kind], said[kind]);
+		row[kind].ariaLabel = fill(said.ofCampaign, { verb: said[kind], name });
+	}
+	show(row.rules, rulesOf(campaign));
 	show(row.state, said.states[state] ?? state);
 	row.state.dataset.state = state;
 	const isOver = state === "ended" && remaining === null;
-	show(row.note, import_unfinished ? said.importing : !ready && !isOver ? said.notReady : as_of ? fill(said.notLive, { at: clock(as_of) }) : "");
+	show(row.note, import_unfinished ? said.importing : !ready && !isOver ? said.notReady : as_of ? fill(said.notLive, { at: clock(as_of) }) : claims_without_codes ? fill(said.withoutCodes, { claims_without_codes }) : "");
 	row.row.classList.toggle("unknown", !ready);
 	show(row.speed, rate(claims_per_s));
 	drawTrend(row.line, row.trend);
-	show(row.left, limits.total === null ? said.unlimited : remaining === null ? said.unknown : number(remaining));
+	show(row.left, remaining !== null ? number(remaining) : limits.total === null ? said.unlimited : said.unknown);
 	show(row.of, limits.total === null || remaining === null ? "" : fill(said.ofTotal, { total: limits.total }));
 	row.meter.hidden = limits.total === null || remaining === null;
 	row.meter.value = remaining / limits.total || 0;
@@ -100,7 +115,15 @@ function fillRow(row, role) {
 	fillButtons(row, role);
 }
 
-// What the caller may do; core decides all the same.
+// Describes when the campaign is open, and the limits per person.
+function rulesOf({ state, starts_at, ends_at, time_zone, limits }) {
+	const said = words();
+	const times = state === "scheduled" ? [said.opensAt, starts_at] : state === "ended" ? [ends_at && said.endedAt, ends_at] : [ends_at ? said.endsAt : said.noEnd, ends_at];
+	const each = [said.perUser, said.perDay, said.perClaim].map((part) => fill(part, { ...limits, time_zone })).filter(Boolean).join(", ");
+	return [times[0] && fill(times[0], { at: minute(times[1]) }), each ? fill(said.perPerson, { limits: each }) : said.noLimits].filter(Boolean).join(" · ");
+}
+
+// Shows the buttons that the caller's role allows; core checks the role again.
 function fillButtons({ buttons, campaign, cells }, role) {
 	const may = (least) => ROLES.indexOf(role) >= ROLES.indexOf(least) && campaign.state !== "ended";
 	const turn = campaign.state === "paused" ? "resume" : "pause";

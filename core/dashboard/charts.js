@@ -1,30 +1,35 @@
-// Two charts of what came since the page was opened, each with a table for those who do not see it.
+// Two charts of the data since the page was opened, each with a table for screen readers.
 
 import { $, clock, element, fill, number, rate, show, words } from "./texts.js";
 
 const { uPlot } = globalThis;
-const POINTS_MAX = 900, GAP_S = 4, HEIGHT = 200, TABLE_ROWS = 12, TABLE_STEP = 10;
+const POINTS_MAX = 900, AGE_S_MAX = 3600, SPAN_S_MIN = 60, GAP_S = 4, HEIGHT = 200, TABLE_ROWS = 12, TABLE_STEP = 10;
+
+// Steps between the labels of an axis. No two labels may be equal: times are shown in seconds or minutes, numbers with one
+// decimal.
+const TIME_STEPS = [1, 5, 10, 15, 30, 60, 300, 600, 900, 1800];
+const stepsFrom = (exponent) => Array.from({ length: 12 }, (_, at) => [1, 2, 5].map((digit) => digit * 10 ** (exponent + at))).flat();
 
 const CHARTS = [
-	{ id: "claims", title: "chartClaims", series: [["seriesGranted", "--accent", "granted"], ["seriesRefused", "--warn", "refused"]] },
-	{ id: "outbox", title: "chartOutbox", series: [["seriesOutbox", "--blue", "outbox"]] },
+	{ id: "claims", title: "chartClaims", steps: stepsFrom(-1), series: [["seriesGranted", "--accent", "granted"], ["seriesRefused", "--warn", "refused"]] },
+	{ id: "outbox", title: "chartOutbox", steps: stepsFrom(0), series: [["seriesOutbox", "--blue", "outbox"]] },
 ];
 
-// Seconds, and the values at each.
+// Times in seconds, and the values at each time.
 const history = { time: [], granted: [], refused: [], outbox: [] };
 const drawn = new Map();
 
 export function record(at, values) {
 	const last = history.time.at(-1);
 	if (at <= last) return;
-	if (at - last > GAP_S) push(last + 1, {}); // a line across would claim to know
+	if (at - last > GAP_S) push(last + 1, {}); // a gap: no line across missing data
 	push(at, values);
 }
 
 function push(at, values) {
 	history.time.push(at);
 	for (const name of ["granted", "refused", "outbox"]) history[name].push(values[name] ?? null);
-	if (history.time.length > POINTS_MAX) for (const list of Object.values(history)) list.shift();
+	while (history.time.length > POINTS_MAX || history.time[0] < at - AGE_S_MAX) for (const list of Object.values(history)) list.shift();
 }
 
 export function drawCharts() {
@@ -39,7 +44,7 @@ export function drawCharts() {
 	}
 }
 
-// Again, in other colours or words.
+// Removes the charts, so that they are redrawn in different colours or a different language.
 export function redrawCharts() {
 	for (const { plot, figure } of drawn.values()) {
 		plot.destroy();
@@ -64,17 +69,19 @@ function build(chart) {
 	const line = ([, mark]) => ({ stroke: colour(mark), fill: `${colour(mark)}1f`, width: 2, points: { show: false } });
 	const plot = new uPlot({
 		width: place.clientWidth || 300, height: HEIGHT, legend: { show: false }, cursor: { show: false }, padding: [8, 8, 0, 0],
-		scales: { y: { range: (_, _least, most) => [0, Math.max(1, most * 1.1)] } },
-		axes: [{ ...axis, space: 64, size: 30, values: timesOf }, { ...axis, size: 56, values: (_, splits) => splits.map((value) => number(value, 1)) }],
+		scales: { x: { range: (_, least, most) => [Math.min(least, most - SPAN_S_MIN), most] }, y: { range: (_, _least, most) => [0, Math.max(1, most * 1.1)] } },
+		axes: [{ ...axis, incrs: TIME_STEPS, space: 64, size: 30, values: timesOf }, { ...axis, incrs: chart.steps, size: 56, values: (_, splits) => splits.map((value) => number(value, 1)) }],
 		series: [{}, ...chart.series.map(line)],
 	}, dataOf(chart), place);
-	new ResizeObserver(() => plot.setSize({ width: place.clientWidth, height: HEIGHT })).observe(place);
+	new ResizeObserver(() => {
+		if (place.clientWidth) plot.setSize({ width: place.clientWidth, height: HEIGHT }); // otherwise it is folded
+	}).observe(place);
 	const parts = { plot, figure, legend, details, rows };
 	drawn.set(chart.id, parts);
 	return parts;
 }
 
-// Seconds only where the axis has them.
+// Shows seconds only if a label needs them.
 const timesOf = (_, splits) => splits.map((at) => (splits.every((one) => one % 60 === 0) ? clock(at * 1000).slice(0, 5) : clock(at * 1000)));
 
 function fillTable(chart, rows) {

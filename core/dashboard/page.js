@@ -1,26 +1,29 @@
-// The dashboard: signs in, follows core's events, and shows what they say.
+// The dashboard: signs in, follows core's events, and shows them.
 
 import { ask, closeQuestion, showQuestion } from "./actions.js";
-import { forgetCampaigns, showCampaigns, soughtId } from "./campaigns.js";
+import { forgetCampaigns, searchedId, showCampaigns } from "./campaigns.js";
+import { closeClaims, openClaims } from "./claims.js";
 import { drawCharts, record, redrawCharts } from "./charts.js";
+import { foldAll } from "./folds.js";
+import { closeReport, openReport, showReport } from "./report.js";
 import { follow } from "./stream.js";
 import { $, age, clock, element, fill, moment, number, rate, show, showFixedTexts, switchLanguage, words } from "./texts.js";
 
-const STALE_MS = 3500, SOUGHT_MS = 2000, REASONS_MAX = 8, STORED = "claimgate:admin-token";
+const STALE_MS = 3500, SEARCH_MS = 2000, REASONS_MAX = 8, STORED = "claimgate:admin-token";
 
 let token = stored();
-let watcher; // who is signed in: { name, role, version }
-let snapshot, heardAt; // the last one, and when it came, by this machine's clock that only goes forward
+let watcher; // the signed-in caller: { name, role, version, page_url }
+let snapshot, receivedAt; // the last snapshot, and when it arrived by the monotonic clock
 let trouble; // why there is no stream: { key, seconds }
-let known = {}; // cores and changes as SQL last told them, and when
-let sought, soughtAt = 0; // a campaign that is not listed
+let known = {}; // the last audit from SQL, and its time
+let searched, searchedAt = 0; // a campaign that is not listed
 let following;
 
 function stored() {
 	try { return sessionStorage.getItem(STORED); } catch { return null; }
 }
 function store(value) {
-	try { value ? sessionStorage.setItem(STORED, value) : sessionStorage.removeItem(STORED); } catch { /* refused: it is in memory */ }
+	try { value ? sessionStorage.setItem(STORED, value) : sessionStorage.removeItem(STORED); } catch { /* storage is not allowed: it stays in memory */ }
 }
 
 async function signIn(given) {
@@ -29,7 +32,7 @@ async function signIn(given) {
 	following?.abort();
 	following = new AbortController();
 	render();
-	const status = await follow("/admin/v1/live", token, following.signal, { told, lost });
+	const status = await follow("/admin/v1/live", token, following.signal, { onEvent, onLost });
 	if (status) signOut(status === 403 ? "forbidden" : watcher ? "withdrawn" : "unauthenticated");
 }
 
@@ -38,9 +41,11 @@ function signOut(problem) {
 	following = null;
 	store(null);
 	closeQuestion();
+	closeReport();
+	closeClaims();
 	forgetCampaigns();
 	redrawCharts();
-	token = watcher = snapshot = sought = null;
+	token = watcher = snapshot = searched = null;
 	known = {};
 	trouble = problem ? { key: problem } : null;
 	render();
@@ -48,7 +53,7 @@ function signOut(problem) {
 	$("token").focus();
 }
 
-function told(name, data) {
+function onEvent(name, data) {
 	trouble = null;
 	if (name === "watcher") {
 		const isNew = !watcher;
@@ -56,35 +61,35 @@ function told(name, data) {
 		store(token);
 		render();
 		if (isNew) $("board").focus();
-	} else if (name === "snapshot") take(data);
+	} else if (name === "snapshot") onSnapshot(data);
 }
 
-function take(data) {
+function onSnapshot(data) {
 	snapshot = data;
-	heardAt = performance.now();
+	receivedAt = performance.now();
 	if (data.audit) known = { at: data.at, audit: data.audit };
 	const refused = data.refusals.by_reason.reduce((sum, { per_s }) => (per_s === null ? sum : (sum ?? 0) + per_s), data.refusals.by_reason.length ? null : 0);
 	record(Math.round(Date.parse(data.at) / 1000), { granted: data.campaigns.claims_per_s, refused, outbox: data.outbox?.events });
-	lookUpSought();
+	lookUpSearched();
 	render();
 }
 
-const lostBy = ({ status, code }) => (code === "overloaded" ? "busy" : status === 503 ? "starting" : watcher ? "lost" : "unreachable");
+const troubleOf = ({ status, code }) => (code === "overloaded" ? "busy" : status === 503 ? "starting" : watcher ? "lost" : "unreachable");
 
-function lost(why, pause) {
-	trouble = { key: lostBy(why), seconds: Math.ceil(pause / 1000) };
+function onLost(why, pause) {
+	trouble = { key: troubleOf(why), seconds: Math.ceil(pause / 1000) };
 	render();
 }
 
-// A campaign that is not among the busiest is asked for by its id.
-async function lookUpSought() {
-	const id = soughtId();
-	if (!id) sought = null;
-	if (!id || performance.now() - soughtAt < SOUGHT_MS) return;
-	soughtAt = performance.now();
+// Reads a campaign that is not among the busiest by its id.
+async function lookUpSearched() {
+	const id = searchedId();
+	if (!id) searched = null;
+	if (!id || performance.now() - searchedAt < SEARCH_MS) return;
+	searchedAt = performance.now();
 	const reply = await fetch(`/admin/v1/campaigns/${id}`, { headers: { Authorization: `Bearer ${token}` } }).catch(() => null);
-	if (id !== soughtId()) return;
-	sought = reply?.ok ? { ...(await reply.json()), claims_per_s: null, as_of: Date.now() } : null;
+	if (id !== searchedId()) return;
+	searched = reply?.ok ? { ...(await reply.json()), claims_per_s: null, as_of: Date.now() } : null;
 	render();
 }
 
@@ -95,6 +100,7 @@ function render() {
 	$("board").hidden = $("sign-out").hidden = !isIn;
 	showFixedTexts();
 	showQuestion();
+	showReport();
 	show("who", isIn ? fill(words().signedInAs, { ...watcher, role: words().roles[watcher.role] ?? watcher.role }) : "");
 	show("token-problem", isIn || !trouble ? "" : fill(words()[trouble.key], trouble));
 	show("token-send", token && !isIn && !trouble ? words().signingIn : words().signIn);
@@ -103,7 +109,7 @@ function render() {
 }
 
 function renderConnection(isIn) {
-	const age = snapshot ? performance.now() - heardAt : 0;
+	const age = snapshot ? performance.now() - receivedAt : 0;
 	const isStale = isIn && Boolean(snapshot) && (Boolean(trouble) || age > STALE_MS);
 	const state = trouble ? "lost" : isStale ? "late" : snapshot ? "live" : "connecting";
 	document.body.dataset.connection = isIn ? state : "none";
@@ -118,11 +124,21 @@ function renderSnapshot() {
 	renderFigures();
 	drawCharts();
 	renderRefusals();
-	const listed = sought && !campaigns.listed.some(({ id }) => id === sought.id) ? [...campaigns.listed, sought] : campaigns.listed;
-	showCampaigns(listed, { total: campaigns.total, role: watcher?.role, act: (verb, campaign) => ask(verb, campaign, token, () => signOut("withdrawn")) });
+	const listed = searched && !campaigns.listed.some(({ id }) => id === searched.id) ? [...campaigns.listed, searched] : campaigns.listed;
+	showCampaigns(listed, { total: campaigns.total, role: watcher?.role, pageUrl: watcher?.page_url, act });
 	renderStores();
 	renderCores();
 	renderAudit();
+}
+
+function act(verb, campaign) {
+	const used = token;
+	const onUnauthorized = () => {
+		if (token === used) signOut("withdrawn"); // unless another caller has signed in since
+	};
+	if (verb === "report") openReport(campaign, used, onUnauthorized);
+	else if (verb === "claims") openClaims(campaign, watcher.role, used, onUnauthorized);
+	else ask(verb, campaign, used, onUnauthorized);
 }
 
 function figure(name, value, note, tone = "") {
@@ -159,7 +175,7 @@ const replicasAsked = () => {
 	return asked === undefined ? "" : asked ? fill(words().replicasAsked, { replicas_min: asked }) : words().noReplicas;
 };
 
-// Replicas that must have what is acknowledged, and do not keep up or are not there.
+// Counts the required replicas that are down or have fallen behind.
 function missing(replication) {
 	const lacks = ({ set, replicas }) => (set?.members ?? []).filter((name) => !replicas.some(({ replica, keeps_up }) => replica === name && keeps_up)).length;
 	return (replication?.primaries ?? []).reduce((sum, primary) => sum + lacks(primary), 0) + (replication?.orphans ?? []).reduce((sum, { members }) => sum + members.length, 0);
@@ -167,7 +183,8 @@ function missing(replication) {
 
 function renderRefusals() {
 	const { by_reason, cores } = snapshot.refusals;
-	show("refusals-note", snapshot.sql.state === "up" ? fill(words().refusalsNote, { cores }) : words().refusalsAlone);
+	const at_edges = by_reason.reduce((sum, one) => sum + one.at_edges, 0);
+	show("refusals-note", fill(snapshot.sql.state === "up" ? words().refusalsNote : words().refusalsAlone, { cores, at_edges }));
 	const reasons = by_reason.filter(({ count }) => count).sort((one, other) => other.count - one.count).slice(0, REASONS_MAX);
 	const most = Math.max(1, ...reasons.map(({ count }) => count));
 	replace("reasons", reasons.length ? reasons.map(({ code, count, per_s }) => element("li", {},
@@ -176,7 +193,7 @@ function renderRefusals() {
 		element("progress", { max: most, value: count, ariaHidden: "true" }))) : [element("li", { className: "note", textContent: words().noRefusals })]);
 }
 
-// A list, unless it is the same already.
+// Replaces a list's items only if they differ.
 function replace(id, items) {
 	const text = (list) => [...list].map((item) => item.outerHTML).join("");
 	if (text(items) !== text($(id).children)) $(id).replaceChildren(...items);
@@ -213,8 +230,9 @@ function renderCores() {
 
 function renderAudit() {
 	const said = words();
-	const line = ({ at, who, what, campaign_id, claim_id, webhook_id }) => element("li", {},
-		element("time", { dateTime: at, textContent: moment(at) }), " ", element("b", { textContent: who }), ` ${said.whats[what] ?? what} `,
+	const did = ({ what, units }) => (units ? fill(units > 0 ? said.addedUnits : said.tookUnits, { units: Math.abs(units) }) : said.whats[what] ?? what);
+	const line = ({ at, who, campaign_id, claim_id, webhook_id, ...change }) => element("li", {},
+		element("time", { dateTime: at, textContent: moment(at) }), " ", element("b", { textContent: who }), ` ${did(change)} `,
 		element("code", { textContent: campaign_id ?? said.allCampaigns, title: claim_id ?? webhook_id ?? "" }));
 	replace("changes", (known.audit ?? []).map(line));
 	show("audit-note", snapshot.audit ? (known.audit.length ? "" : said.noChanges) : known.at ? fill(said.auditNote, { at: clock(known.at) }) : said.unknown);
@@ -235,19 +253,20 @@ $("lang").onclick = () => {
 	render();
 };
 $("find").oninput = () => {
-	soughtAt = 0;
-	sought = null;
+	searchedAt = 0;
+	searched = null;
 	render();
 };
 $("find-form").onsubmit = (event) => {
 	event.preventDefault();
-	soughtAt = 0;
-	lookUpSought();
+	searchedAt = 0;
+	lookUpSearched();
 };
 matchMedia("(prefers-color-scheme: dark)").onchange = () => {
 	redrawCharts();
 	render();
 };
+foldAll();
 setInterval(() => renderConnection(Boolean(watcher)), 500);
 
 render();

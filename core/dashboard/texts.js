@@ -1,4 +1,4 @@
-// The language, and how numbers and times are written in it.
+// The language, and the formats of numbers and times in it.
 
 import { languages } from "./messages.js";
 
@@ -14,13 +14,13 @@ export function switchLanguage() {
 	history.replaceState(null, "", `?${query}`);
 }
 
-// Writes a text, unless it stands there already: what is selected or read out stays so.
+// Sets an element's text only if it differs, so that a selection or a screen reader is not disturbed.
 export function show(target, text) {
 	const element = target.nodeType ? target : $(target);
 	if (element.textContent !== text) element.textContent = text;
 }
 
-// The texts that never change but for the language.
+// Sets the texts that depend only on the language.
 export function showFixedTexts() {
 	document.documentElement.lang = words().tag;
 	$("lang").lang = lang === "en" ? "zh-CN" : "en";
@@ -30,12 +30,14 @@ export function showFixedTexts() {
 
 export const number = (value, digits = 0) => (value ?? null) === null ? "–" : value.toLocaleString(words().tag, { maximumFractionDigits: digits });
 
-// A rate: small ones with a digit behind the point.
+// Formats a rate; small rates have one decimal.
 export const rate = (value) => number(value, value > 0 && value < 10 ? 1 : 0);
 
 export const clock = (time) => new Date(time).toLocaleTimeString(words().tag, { hour12: false });
 
 const isToday = (time) => new Date(time).toDateString() === new Date().toDateString();
+// Formats a time set by a person, to the minute.
+export const minute = (time) => new Date(time).toLocaleString(words().tag, { ...(isToday(time) ? {} : { month: "short", day: "numeric" }), hour: "2-digit", minute: "2-digit", hour12: false });
 export const moment = (time) => isToday(time) ? clock(time) : new Date(time).toLocaleString(words().tag, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hour12: false });
 
 export function age(ms) {
@@ -43,14 +45,14 @@ export function age(ms) {
 	return new Intl.NumberFormat(words().tag, { style: "unit", unit, unitDisplay: "short", maximumFractionDigits: amount < 10 && ms > 1000 ? 1 : 0 }).format(amount);
 }
 
-// Parts between "|" without a value go.
+// Fills in the values of {name}. Parts separated by "|" are left out if one of their values is missing.
 export function fill(template, values) {
 	const known = (part) => [...part.matchAll(/{(\w+)}/g)].every(([, name]) => (values[name] ?? null) !== null);
 	const value = (_, name) => typeof values[name] === "number" ? number(values[name]) : values[name];
 	return template.split("|").filter(known).join("").replace(/{(\w+)}/g, value);
 }
 
-// An element of `children`, texts or elements, with these properties.
+// Creates an element with these properties and `children`, texts or elements.
 export function element(tag, properties = {}, ...children) {
 	const made = Object.assign(document.createElement(tag), properties);
 	made.append(...children);

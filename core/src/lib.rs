@@ -1,7 +1,7 @@
-//! claimgate's core: decides claims in Redis, and hands them through an outbox to SQL.
+//! claimgate's core: decides claims in Redis and stores them in SQL through an outbox.
 //!
-//! `cli`, `http` and `jobs` call the `engine`, which calls `store::redis` and `store::sql`; both stores speak of what
-//! `domain` defines. Nothing calls up: `tests` of this crate read the imports.
+//! `cli`, `http` and `jobs` call `engine`, which calls `store::redis` and `store::sql`; both stores use the
+//! types of `domain`. No module imports a module above it; the tests in `tests` check this.
 
 pub mod cli;
 pub mod clock;
@@ -14,7 +14,9 @@ pub mod engine;
 pub mod http;
 pub mod jobs;
 pub mod metrics;
+pub mod nearest;
 pub mod redis_address;
+pub mod report_page;
 mod server;
 pub mod step;
 pub mod store;

@@ -1,31 +1,31 @@
-//! Where Redis is: the forms of `CLAIMGATE_REDIS_URL`.
+//! The address of Redis, parsed from `CLAIMGATE_REDIS_URL`.
 
 use redis::{Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _, RedisConnectionInfo};
 
-/// The port of a sentinel whose address has none.
+/// Default port of a sentinel.
 const SENTINEL_PORT: u16 = 26379;
-/// The port of a node whose address has none.
+/// Default port of a cluster's node.
 const NODE_PORT: u16 = 6379;
 
-/// Where Redis is. What it prints of itself has no password.
+/// The address of Redis. Its `Debug` output contains no password.
 #[derive(Debug, Clone)]
 pub enum RedisAddress {
     /// One server, which must be a primary.
     Server(Client),
     /// The primary that Sentinel names.
     Sentinel(SentinelAddress),
-    /// The primaries of a cluster, found by these nodes of it: one client each, at least one.
+    /// The primaries of a cluster, found through these nodes: one client per node, at least one.
     Cluster(Vec<Client>),
 }
 
-/// Sentinels, and the service that they watch.
+/// The addresses of Sentinels, and the service that they watch.
 #[derive(Debug, Clone)]
 pub struct SentinelAddress {
     /// One client per sentinel; at least one.
     pub clients: Vec<Client>,
     /// The service's name.
     pub service: String,
-    /// How its servers are spoken to, at whatever address.
+    /// The connection settings of the service's servers; the address in these settings is replaced.
     pub server: ConnectionInfo,
 }
 
@@ -36,10 +36,11 @@ impl From<Client> for RedisAddress {
 }
 
 impl RedisAddress {
-    /// The address that `url` gives; `sentinel_password` opens the sentinels themselves.
+    /// Parses `url`. `sentinel_password` is the password of the sentinels themselves.
     ///
     /// # Errors
-    /// What is wrong with it, in words that show no part of it: a password may be anywhere in a malformed URL.
+    /// A description of the mistake. The description quotes no part of the URL: a malformed URL may have a
+    /// password anywhere.
     pub fn parse(url: &str, sentinel_password: Option<&str>) -> Result<Self, String> {
         match url.split_once("://") {
             Some(("redis+sentinel", rest)) => sentinels("redis", rest, sentinel_password).map(Self::Sentinel),
@@ -48,18 +49,17 @@ impl RedisAddress {
             Some(("rediss+cluster", rest)) => nodes("rediss", rest).map(Self::Cluster),
             _ => Client::open(url).map(Self::Server).map_err(|_| {
                 "must be redis://, rediss:// or unix:// for one primary, \
-                 redis+sentinel://HOST:PORT[,HOST:PORT…]/SERVICE or rediss+sentinel:// for the one that Sentinel names, or \
-                 redis+cluster://HOST:PORT[,HOST:PORT…] or rediss+cluster:// for those of a cluster, with user and \
-                 password where needed"
+                 redis+sentinel://HOST:PORT[,HOST:PORT…]/SERVICE or rediss+sentinel:// for the primary that Sentinel names, or \
+                 redis+cluster://HOST:PORT[,HOST:PORT…] or rediss+cluster:// for a cluster, with user and password if needed"
                     .to_owned()
             }),
         }
     }
 }
 
-/// The address of `host` and `port`, reached as `like` is.
-pub fn at(like: &ConnectionAddr, host: String, port: u16) -> ConnectionAddr {
-    match like {
+/// Returns the address of `host` and `port` with the scheme and TLS settings of `other`.
+pub fn same_scheme(other: &ConnectionAddr, host: String, port: u16) -> ConnectionAddr {
+    match other {
         ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
             let tls_params = tls_params.clone();
             ConnectionAddr::TcpTls { host, port, insecure: *insecure, tls_params }
@@ -68,7 +68,7 @@ pub fn at(like: &ConnectionAddr, host: String, port: u16) -> ConnectionAddr {
     }
 }
 
-/// The nodes of `[user:password@]HOST[:PORT][,…]`, spoken to by `scheme`.
+/// Parses `[user:password@]HOST[:PORT][,…]` into nodes with the given `scheme`.
 fn nodes(scheme: &str, rest: &str) -> Result<Vec<Client>, String> {
     let rest = rest.strip_suffix('/').unwrap_or(rest);
     let (user, hosts) = rest.rsplit_once('@').map_or(("", rest), |(user, hosts)| (user, hosts));
@@ -79,37 +79,38 @@ fn nodes(scheme: &str, rest: &str) -> Result<Vec<Client>, String> {
     let client = |(number, host): (usize, &str)| {
         let address = host_address(scheme, host, NODE_PORT);
         let client = address.and_then(|address| Client::open(own.clone().set_addr(address)).ok());
-        client.ok_or_else(|| format!("node {} must be HOST or HOST:PORT, with nothing behind it", number + 1))
+        client.ok_or_else(|| format!("node {} must be HOST or HOST:PORT, with nothing after it", number + 1))
     };
     hosts.split(',').enumerate().map(client).collect()
 }
 
-/// How the servers are spoken to, as `user`; the host in it is to be replaced.
+/// Returns the connection settings of the servers for `user`, with a placeholder as host.
 fn server_settings(scheme: &str, user: &str, db: &str) -> Result<ConnectionInfo, String> {
     let user = if user.is_empty() { String::new() } else { format!("{user}@") };
     let settings = format!("{scheme}://{user}host/{db}").into_connection_info();
     settings.map_err(|_| "has a user or password that is not percent-encoded".to_owned())
 }
 
-/// The sentinels of `[user:password@]HOST[:PORT][,…]/SERVICE[?db=N]`, spoken to by `scheme`, as their servers are.
+/// Parses `[user:password@]HOST[:PORT][,…]/SERVICE[?db=N]` into sentinels. `scheme` applies to sentinels and
+/// servers.
 fn sentinels(scheme: &str, rest: &str, password: Option<&str>) -> Result<SentinelAddress, String> {
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
     let (authority, service) = rest.split_once('/').unwrap_or((rest, ""));
     let (user, hosts) = authority.rsplit_once('@').map_or(("", authority), |(user, hosts)| (user, hosts));
     let is_name = |char: char| char.is_ascii_alphanumeric() || ".-_".contains(char);
     if service.is_empty() || !service.chars().all(is_name) {
-        return Err("must end with the name of the service that Sentinel watches (letters, digits, '.', '-' and '_'), as \
-                    in redis+sentinel://HOST:PORT/SERVICE"
+        return Err("must end with the name of the service that Sentinel watches (letters, digits, '.', '-' and '_'), \
+                    for example redis+sentinel://HOST:PORT/SERVICE"
             .to_owned());
     }
     let db = match query.split_once('=') {
         None if query.is_empty() => "0",
         Some(("db", number)) if number.parse::<u16>().is_ok() => number,
-        _ => return Err("may have nothing behind the service but ?db=NUMBER".to_owned()),
+        _ => return Err("may have only ?db=NUMBER after the service".to_owned()),
     };
-    let mut found = hosts.split(',').enumerate().map(|(at, host)| {
+    let mut found = hosts.split(',').enumerate().map(|(number, host)| {
         host_address(scheme, host, SENTINEL_PORT)
-            .ok_or_else(|| format!("sentinel {} must be HOST or HOST:PORT", at + 1))
+            .ok_or_else(|| format!("sentinel {} must be HOST or HOST:PORT", number + 1))
     });
     let addresses = found.by_ref().collect::<Result<Vec<_>, _>>()?;
     let server = server_settings(scheme, user, db)?;
@@ -121,16 +122,16 @@ fn sentinels(scheme: &str, rest: &str, password: Option<&str>) -> Result<Sentine
         Client::open(info)
     };
     let clients = addresses.into_iter().map(client).collect::<Result<Vec<_>, _>>();
-    let clients = clients.map_err(|_| "has a sentinel that cannot be connected to".to_owned())?;
+    let clients = clients.map_err(|_| "has a sentinel with an unusable address".to_owned())?;
     Ok(SentinelAddress { clients, service: service.to_owned(), server })
 }
 
-/// The address of one host of a list, at `port` if it names none; `None` when it is no address.
+/// Parses one host of a list, with the default port `port`; `None` if the text is malformed.
 fn host_address(scheme: &str, host: &str, port: u16) -> Option<ConnectionAddr> {
     if host.is_empty() || host.contains(['@', '/', '#', '?']) {
         return None;
     }
-    // Behind the brackets of an IPv6 address.
+    // Only a colon after the brackets of an IPv6 address separates a port.
     let has_port = host.rsplit(']').next()?.contains(':');
     let port = if has_port { String::new() } else { format!(":{port}") };
     let info: ConnectionInfo = format!("{scheme}://{host}{port}").into_connection_info().ok()?;
@@ -149,14 +150,14 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_url_is_one_server() {
+    fn a_plain_url_means_a_single_server() {
         for url in ["redis://h", "redis://u:p@h:1/2", "rediss://h:1", "unix:///run/redis.sock"] {
             assert!(matches!(RedisAddress::parse(url, None), Ok(RedisAddress::Server(_))), "{url}");
         }
     }
 
     #[test]
-    fn sentinels_their_service_and_the_servers_user_are_told_apart() {
+    fn a_sentinel_url_has_hosts_service_and_server_user() {
         let read = sentinels_of("redis+sentinel://u%40:p%2Fw@a:1,b,[::1]:3,[::2]/my-main.1?db=7");
         let addresses: Vec<_> =
             read.clients.iter().map(|client| client.get_connection_info().addr().to_string()).collect();
@@ -177,11 +178,11 @@ mod tests {
     }
 
     #[test]
-    fn nodes_of_a_cluster_have_one_user() {
+    fn all_nodes_of_a_cluster_share_one_user() {
         let Ok(RedisAddress::Cluster(nodes)) =
             RedisAddress::parse("rediss+cluster://u:secret@a:1,[::1],c", None)
         else {
-            panic!("no cluster");
+            panic!("not a cluster");
         };
         let addresses: Vec<_> =
             nodes.iter().map(|client| client.get_connection_info().addr().to_string()).collect();
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_without_the_url() {
+    fn errors_never_quote_the_url() {
         for (url, part) in [
             ("redis+sentinel://", "name of the service"),
             ("redis+sentinel://a:1", "name of the service"),

@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use axum::{Extension, Router};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -17,9 +18,9 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::config::{Config, Secrets, TraceTarget};
 use crate::doctor::{self, Setup};
 use crate::engine::Engine;
-use crate::engine::cores::ThisCore;
-use crate::engine::serving::{Serving, ServingError};
-use crate::engine::webhook_sender::WebhookSender;
+use crate::engine::lifecycle::serving::{ServingError, ServingRight};
+use crate::engine::live::cores::{CoreRun, ThisCore};
+use crate::engine::webhooks::sender::WebhookSender;
 use crate::http;
 use crate::http::auth::Authenticator;
 use crate::http::listeners::admin_router;
@@ -29,27 +30,30 @@ use crate::jobs::live;
 use crate::jobs::maintenance::Maintenance;
 use crate::jobs::outbox_relay::OutboxRelay;
 use crate::jobs::refresher::Refresher;
+use crate::jobs::refusals;
 use crate::jobs::webhooks::Webhooks;
 use crate::metrics;
 use crate::redis_address::RedisAddress;
 use crate::store::redis::managed::{ManagedRedis, Settings};
 use crate::store::redis::{RedisStore, RedisStoreError};
-use crate::store::sql::SqlStore;
+use crate::store::sql::{self, SqlError, SqlStore};
 use crate::traces::TraceExport;
 
-/// How long Redis may take to come up, loading its file included, before core says so; it goes on waiting.
-const REDIS_PATIENCE: Duration = Duration::from_secs(5);
+/// Time that Redis may take to start and load its file before core logs a warning; core keeps waiting.
+const REDIS_WARN_AFTER: Duration = Duration::from_secs(5);
 const REDIS_POLL: Duration = Duration::from_millis(5);
-/// How often core says in the database that it serves; a third of what a starting core listens for.
-const RENEW: Duration = Duration::from_secs(1);
-/// How long the listeners may take to stop; connections have 5 s of it to finish.
+const SQL_POLL: Duration = Duration::from_millis(250);
+/// How often core records in the database that it serves; a third of the time that a starting core watches
+/// for such records.
+const RENEW_INTERVAL: Duration = Duration::from_secs(1);
+/// Time limit for stopping the listeners, including 5 s for connections to finish.
 const LISTENERS_MAX: Duration = Duration::from_secs(6);
-/// How long the jobs may take to stop, and then the connections to SQL to close. With the 5 s that Redis gets, all that
-/// stopping takes is 14 s at most, whatever hangs.
+/// Time limits for stopping the jobs, and then for closing the connections to SQL. Including 5 s for Redis,
+/// core stops within 14 s even if something hangs.
 const JOBS_MAX: Duration = Duration::from_secs(2);
 const CLOSE_MAX: Duration = Duration::from_secs(1);
-/// A batch holds the claims of one thread: the more threads, the smaller the batches, and the more each claim costs Redis,
-/// which has one thread itself.
+/// Maximum number of HTTP threads. A batch holds claims of one thread only: with more threads, batches get
+/// smaller and each claim costs the single-threaded Redis more.
 const HTTP_THREADS_MAX: usize = 4;
 const STOP_POLL: Duration = Duration::from_millis(5);
 
@@ -68,8 +72,9 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     let authenticator = Authenticator::new(config.credentials);
     let hangup = signal(SignalKind::hangup())?;
     tokio::spawn(keep_credentials(authenticator.clone(), config.data_dir.clone(), hangup));
-    let this = ThisCore::starting(config.core_id.clone(), format!("{} {}", host(), config.listen));
-    let webhooks = Webhooks::new(Arc::clone(&engine), config.core_id.clone(), config.webhook_retry);
+    let run = CoreRun::new(config.core_id.clone()).context("generating this run's number")?;
+    let this = ThisCore::starting(run.clone(), name_at(config.listen), engine.refusals.clone());
+    let webhooks = Webhooks::new(Arc::clone(&engine), run, config.webhook_retry);
     let relay = OutboxRelay::new(&engine, config.core_id);
     let state = AppState::new(&engine, authenticator, metrics.clone(), config.concurrency_max);
 
@@ -77,34 +82,38 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     let (stop_relaying, relaying) = watch::channel(false);
     let threads = Arc::new(Threads::start(&state, http_threads())?);
     let internal = tokio::spawn(Arc::clone(&threads).serve(listener, serving.clone()));
-    let admin = tokio::spawn(http::serve(admin_listener, admin_router(state.clone()), serving.clone()));
-    let mut told = pin!(told_to_stop());
-    // Redis may have a long file to load: core already answers that it is alive, and not ready.
-    let mut refresher = Refresher::new(Arc::clone(&engine), metrics);
+    let admin = with_page_url(admin_router(state.clone()), config.page_url);
+    let admin = tokio::spawn(http::serve(admin_listener, admin, serving.clone()));
+    let mut stop = pin!(stop_signal());
+    // Redis may take long to load its file: until then core answers that it is alive but not ready.
+    let mut refresher = Refresher::new(Arc::clone(&engine), metrics, this.clone());
     let outcome;
     tokio::select! {
         begun = begin(&engine, &mut refresher, managed.is_some(), config.take_over, config.redis_replicas) => {
-            let right = begun?;
+            let right_to_serve = begun?;
             state.set_serving(true);
-            tokio::spawn(say_what_is_risky(setup));
-            say_where(config.listen, config.admin_listen);
-            let live = tokio::spawn(live::tell(Arc::clone(&engine), this.clone(), serving.clone()));
+            tokio::spawn(log_findings(setup));
+            log_addresses(config.listen, config.admin_listen, &config.admin_token_location);
+            let refusals =
+                tokio::spawn(refusals::write(Arc::clone(&engine), this.run.clone(), relaying.clone()));
+            let live = tokio::spawn(live::publish(Arc::clone(&engine), this, serving.clone()));
             let maintenance = tokio::spawn(Maintenance::new(Arc::clone(&engine.recovery)).run(serving.clone()));
             let webhooks = tokio::spawn(webhooks.run(serving.clone()));
             let refresher = tokio::spawn(refresher.run(serving));
             let relay = relay.spawn(relaying)?;
             let ended = tokio::select! {
-                told = drained(&mut told, &state, config.drain) => told,
-                lost = keep(&right, &engine, &this) => Err(lost.into()),
+                stopped = stopped_and_drained(&mut stop, &state, config.drain) => stopped,
+                lost = keep_serving(&right_to_serve, &engine) => Err(lost.into()),
             };
             state.stop(ended.is_ok());
             tracing::info!("stopping");
             stop_serving.send_replace(true);
             in_time("the listeners", LISTENERS_MAX, async { tokio::join!(internal, admin) }).await;
-            // Relayed until the last answer is out; what is left then waits in the outbox for the next start.
+            // The relay runs until the last response is sent; remaining entries stay in the outbox until the
+            // next start.
             stop_relaying.send_replace(true);
             in_time("the jobs", JOBS_MAX, async {
-                let _ = tokio::join!(maintenance, refresher, webhooks, live);
+                let _ = tokio::join!(maintenance, refresher, webhooks, live, refusals);
                 while !relay.is_finished() {
                     sleep(STOP_POLL).await;
                 }
@@ -112,9 +121,9 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
             .await;
             outcome = ended;
         }
-        stopped = &mut told => outcome = stopped,
+        stopped = &mut stop => outcome = stopped,
     }
-    // A connection to SQL may have been made on any of the threads.
+    // A connection to SQL may have been opened on any of the threads, so both end together.
     in_time("the connections to SQL and their threads", CLOSE_MAX, async {
         sql.close().await;
         threads.stop().await;
@@ -123,6 +132,14 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     managed.iter_mut().for_each(ManagedRedis::stop);
     end_traces(traces).await;
     outcome
+}
+
+/// Adds the address of the claim page, to which the dashboard links.
+fn with_page_url(admin: Router, page_url: Option<String>) -> Router {
+    match page_url {
+        Some(page_url) => admin.layer(Extension(http::PageUrl(page_url))),
+        None => admin,
+    }
 }
 
 fn engine(config: &Config, sql: SqlStore, redis: RedisAddress) -> anyhow::Result<Engine> {
@@ -149,18 +166,18 @@ async fn end_traces(traces: Option<TraceExport>) {
     }
 }
 
-fn say_where(listen: SocketAddr, admin: SocketAddr) {
+fn log_addresses(listen: SocketAddr, admin: SocketAddr, admin_token_location: &str) {
     tracing::info!(%listen, %admin, "claimgate is up");
-    tracing::info!("dashboard: http://{admin}/");
+    tracing::info!("dashboard: http://{admin}/; the admin token is in {admin_token_location}");
 }
 
-/// This machine's name, for people.
-fn host() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/hostname")
-        .map_or_else(|_| String::new(), |name| name.trim().to_owned())
+/// Returns the name under which people see a core that listens at `listen`.
+fn name_at(listen: SocketAddr) -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    format!("{} {listen}", host.trim())
 }
 
-/// As many as the machine runs at once.
+/// Returns the number of HTTP threads: as many as the machine runs in parallel, up to [`HTTP_THREADS_MAX`].
 fn http_threads() -> usize {
     thread::available_parallelism().map_or(1, NonZero::get).min(HTTP_THREADS_MAX)
 }
@@ -169,44 +186,67 @@ async fn bind(variable: &str, address: SocketAddr) -> anyhow::Result<TcpListener
     TcpListener::bind(address).await.with_context(|| format!("{variable}: {address}"))
 }
 
-/// One step of stopping: what has not come to its end by then is left behind, and ends with the process.
+/// Runs one step of stopping. A step that exceeds `limit` is abandoned and ends with the process.
 async fn in_time<T>(what: &str, limit: Duration, step: impl Future<Output = T>) {
     if timeout(limit, step).await.is_err() {
-        tracing::warn!("stopping: {what} did not end within {} s; left behind", limit.as_secs());
+        tracing::warn!("stopping: {what} did not end within {} s; not waiting any longer", limit.as_secs());
+    }
+}
+
+/// Acquires the right to serve. Keeps trying while the database is unavailable, for example while it restarts.
+async fn begin(
+    engine: &Engine,
+    refresher: &mut Refresher,
+    is_managed: bool,
+    take_over: bool,
+    redis_replicas: u32,
+) -> anyhow::Result<ServingRight> {
+    let mut warned = false;
+    loop {
+        match try_begin(engine, refresher, is_managed, take_over, redis_replicas).await {
+            Err(error) if error.chain().filter_map(|cause| cause.downcast_ref()).any(sql::is_transient) => {
+                if !warned {
+                    tracing::warn!(error = format!("{error:#}"), "still waiting for the database");
+                    warned = true;
+                }
+                sleep(SQL_POLL).await;
+            }
+            begun => return begun,
+        }
     }
 }
 
 /// Waits for Redis, claims the database for it, and reads the campaigns.
-async fn begin(
+async fn try_begin(
     engine: &Engine,
     refresher: &mut Refresher,
-    ours: bool,
+    is_managed: bool,
     take_over: bool,
     redis_replicas: u32,
-) -> anyhow::Result<Serving> {
-    let (redis, sql) = (&engine.sync.redis, &engine.sync.sql);
+) -> anyhow::Result<ServingRight> {
+    let (redis, sql) = (&engine.stores.redis, &engine.stores.sql);
     // A SQLite file is in the data directory, which this core has locked: no other core can use it.
-    let alone = take_over || sql.is_sqlite();
+    let at_once = take_over || sql.is_sqlite();
     let serving = loop {
-        wait_for(redis, ours).await?;
-        match Serving::claim(Arc::clone(redis), sql.clone(), alone).await {
+        wait_for(redis, is_managed).await?;
+        match ServingRight::claim(Arc::clone(redis), sql.clone(), at_once).await {
             Err(ServingError::Redis(error)) if error.is_unreachable() => {
-                tracing::debug!(%error, "Redis has gone again; waiting for it");
+                tracing::debug!(%error, "Redis is unavailable again; waiting for it");
             }
             claimed => break claimed?,
         }
     };
-    engine.begin_replication(redis_replicas).await.context("looking at Redis' replicas")?;
+    engine.replicas.begin(redis_replicas).await.context("reading Redis' replicas")?;
     refresher.refresh().await.context("reading the campaigns")?;
     Ok(serving)
 }
 
-/// Records periodically that this core serves; returns once it may not serve any more.
-async fn keep(right: &Serving, engine: &Engine, this: &ThisCore) -> ServingError {
+/// Records periodically that this core serves; returns once it may no longer serve.
+async fn keep_serving(right_to_serve: &ServingRight, engine: &Engine) -> ServingError {
     loop {
-        sleep(RENEW).await;
-        // The health checks log what else failed.
-        if let Err(error) = renew(right, engine, this).await
+        sleep(RENEW_INTERVAL).await;
+        // Other errors are logged by the health checks.
+        if let Err(error) = renew(right_to_serve, engine).await
             && error.is_loss()
         {
             return error;
@@ -214,34 +254,32 @@ async fn keep(right: &Serving, engine: &Engine, this: &ThisCore) -> ServingError
     }
 }
 
-async fn renew(right: &Serving, engine: &Engine, this: &ThisCore) -> Result<(), ServingError> {
-    // No other core uses this database, and none is shown beside this one.
-    if engine.sync.sql.is_sqlite() {
-        return right.renew_in_redis().await;
+async fn renew(right_to_serve: &ServingRight, engine: &Engine) -> Result<(), ServingError> {
+    // No other core uses a SQLite file.
+    if engine.stores.sql.is_sqlite() {
+        right_to_serve.renew_in_redis().await
+    } else {
+        right_to_serve.renew().await
     }
-    // Beside each other: what people see of this core must not hold up its right to serve.
-    let (renewed, recorded) = tokio::join!(right.renew(), engine.record_core(this));
-    if let Err(error) = recorded {
-        tracing::debug!(%error, "this core is not recorded");
-    }
-    renewed
 }
 
-/// Logs what `claimgate doctor` finds, one line each.
-async fn say_what_is_risky(setup: Setup) {
-    for finding in doctor::examine(&setup).await.findings {
+/// Logs the findings of `claimgate doctor`, one line each.
+async fn log_findings(setup: Setup) {
+    let findings = doctor::examine(&setup).await.findings;
+    // A low connection limit was already logged when the database was opened.
+    for finding in findings.iter().filter(|finding| finding.check != doctor::FEW_CONNECTIONS) {
         tracing::warn!(check = finding.check, "{finding}");
     }
 }
 
-/// 2,000 callers at once need as many descriptors, and the usual limit is 1,024.
+/// Raises the limit of open files: the usual one is 1,024, and each connection needs a descriptor.
 fn raise_descriptor_limit() {
     if let Err(error) = rlimit::increase_nofile_limit(u64::MAX) {
         tracing::warn!(%error, "cannot raise the limit of open files");
     }
 }
 
-/// Locks the data directory: two cores on one would be two Redis servers on one append-only file.
+/// Locks the data directory: two cores in one directory would run two Redis servers on one append-only file.
 fn lock_data_dir(config: &Config) -> anyhow::Result<std::fs::File> {
     let path = config.data_dir.join("lock");
     let file = std::fs::File::create(&path).with_context(|| path.display().to_string())?;
@@ -252,9 +290,11 @@ fn lock_data_dir(config: &Config) -> anyhow::Result<std::fs::File> {
 }
 
 async fn database(config: &Config) -> anyhow::Result<SqlStore> {
-    SqlStore::open(&config.database_url)
-        .await
-        .map_err(|error| anyhow::anyhow!("CLAIMGATE_DATABASE_URL: opening the database: {error}"))
+    SqlStore::open(&config.database_url).await.map_err(|error| match error {
+        SqlError::UnsuitableDatabase(_) => anyhow::Error::new(error).context("CLAIMGATE_DATABASE_URL"),
+        // The message already contains the cause.
+        error => anyhow::anyhow!("CLAIMGATE_DATABASE_URL: opening the database: {error}"),
+    })
 }
 
 fn redis(config: &Config) -> anyhow::Result<(Option<ManagedRedis>, RedisAddress)> {
@@ -266,68 +306,67 @@ fn redis(config: &Config) -> anyhow::Result<(Option<ManagedRedis>, RedisAddress)
         password: config.redis_password.clone(),
         maxmemory_bytes: config.redis_maxmemory_bytes,
     })?;
-    let address = RedisAddress::parse(&managed.url(&config.redis_password), None);
-    Ok((
-        Some(managed),
-        address.map_err(|problem| anyhow::anyhow!("the address of core's own Redis {problem}"))?,
-    ))
+    let address = managed.address(&config.redis_password).context("the address of core's own Redis")?;
+    Ok((Some(managed), address))
 }
 
-/// Claims are refused until Redis answers anyway; waiting here keeps the first ones from being refused. An address that
-/// leads to no primary is not waited for: it is a mistake until core has served there, and may be a failover later.
-async fn wait_for(redis: &RedisStore, ours: bool) -> Result<(), ServingError> {
-    let look_at = if ours { "redis/redis.log in the data directory" } else { "CLAIMGATE_REDIS_URL" };
+/// Waits until Redis answers, so that the first claims are not rejected. Fails at once if the address does
+/// not lead to a primary: at startup this is a configuration mistake, whereas later it could be a failover.
+async fn wait_for(redis: &RedisStore, is_managed: bool) -> Result<(), ServingError> {
+    let place_to_check =
+        if is_managed { "redis/redis.log in the data directory" } else { "CLAIMGATE_REDIS_URL" };
     let started = Instant::now();
-    let mut said = false;
-    while let Err(error) = redis.ping().await {
+    let mut warned = false;
+    while let Err(error) = redis.probe().await.outcome {
         if let RedisStoreError::NoPrimary(wrong) = &error
             && let Some(remedy) = wrong.remedy()
         {
             return Err(ServingError::NoPrimary(wrong.clone(), remedy));
         }
-        if started.elapsed() > REDIS_PATIENCE && !said {
-            tracing::warn!(%error, "still waiting for Redis; see {look_at}");
-            said = true;
+        if started.elapsed() > REDIS_WARN_AFTER && !warned {
+            tracing::warn!(%error, "still waiting for Redis; check {place_to_check}");
+            warned = true;
         }
         sleep(REDIS_POLL).await;
     }
     Ok(())
 }
 
-/// Reads the secrets' files again on each SIGHUP, so that keys are changed with no call refused. Invalid ones
-/// change nothing.
+/// Reloads the secret files on each SIGHUP, so that keys can be rotated without rejecting a call. Invalid
+/// files change nothing.
 async fn keep_credentials(authenticator: Authenticator, data_dir: PathBuf, mut hangup: Signal) {
     while hangup.recv().await.is_some() {
         match Secrets::of(&data_dir).credentials() {
             Ok(credentials) => {
-                tracing::info!(edge_keys = ?credentials.kids(), "credentials were read again");
+                tracing::info!(edge_keys = ?credentials.kids(), "credentials were reloaded");
                 authenticator.replace(credentials);
             }
-            Err(error) => tracing::error!("credentials stay as they were: {error}"),
+            Err(error) => tracing::error!("credentials were not reloaded: {error}"),
         }
     }
 }
 
-/// Waits until core is `told` to stop, and then until those who ask `/readyz` have seen that it will. A second signal ends
-/// that.
-async fn drained(
-    told: impl Future<Output = anyhow::Result<()>>,
+/// Waits for the signal to `stop`, then keeps serving for `drain_time`, while `/readyz` already reports that
+/// core is not ready. A second signal ends the wait.
+async fn stopped_and_drained(
+    stop: impl Future<Output = anyhow::Result<()>>,
     state: &AppState,
-    patience: Duration,
+    drain_time: Duration,
 ) -> anyhow::Result<()> {
-    told.await?;
-    state.leave();
-    if !patience.is_zero() {
-        tracing::info!("not ready any more; going on for {} s", patience.as_secs());
+    stop.await?;
+    state.drain();
+    if !drain_time.is_zero() {
+        tracing::info!("no longer ready; serving for another {} s", drain_time.as_secs());
         tokio::select! {
-            () = sleep(patience) => {}
-            told = told_to_stop() => told?,
+            () = sleep(drain_time) => {}
+            stopped = stop_signal() => stopped?,
         }
     }
     Ok(())
 }
 
-async fn told_to_stop() -> anyhow::Result<()> {
+/// Waits for SIGTERM or SIGINT.
+async fn stop_signal() -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     tokio::select! {

@@ -1,7 +1,8 @@
-//! Step points: names before and after every call to Redis and SQL, at which a test may hold a protocol up, let it
-//! crash, or lose a reply. They exist only in debug builds, which tests use; in a release build the functions do nothing.
+//! Step points: named points before and after each call to Redis and SQL, where a test may pause or crash a
+//! task, or lose a reply. Step points exist only in debug builds, which tests use; in a release build the
+//! functions do nothing.
 //!
-//! A task without [`Steps`] does not stop at any point; this includes the tasks that core spawns itself.
+//! A task without [`Steps`] stops at no point; this includes the tasks that core spawns itself.
 
 #[cfg(debug_assertions)]
 pub use self::scheduled::{SCHEDULED, Steps, after, before, is_scheduled};
@@ -12,49 +13,49 @@ mod scheduled {
     use std::sync::Arc;
     use std::task::Poll;
 
-    /// What becomes of a task at its step points.
+    /// Controls a task at its step points.
     pub trait Steps: Send + Sync {
-        /// The task has come to the point `name`; it goes on once [`Self::may_go`].
+        /// Records that the task has reached the point `name`; it continues once [`Self::may_continue`]
+        /// returns true.
         fn reached(&self, name: &'static str);
-        /// Whether it may go on. Asked at each poll; who changes the answer polls.
-        fn may_go(&self) -> bool;
-        /// Whether the reply to this step is lost on its way.
+        /// Returns whether the task may continue. This is called at each poll, so a test that changes the
+        /// answer must poll the task.
+        fn may_continue(&self) -> bool;
+        /// Returns whether the reply to this step is lost.
         fn loses_reply(&self) -> bool;
     }
 
     tokio::task_local! {
-        /// The control over the step points of the current task.
+        /// The [`Steps`] of the current task.
         pub static SCHEDULED: Arc<dyn Steps>;
     }
 
-    /// A binary with this in it has step points.
+    /// Marks a binary that contains step points.
     #[used]
     static MARK: [u8; 34] = *b"claimgate was built with: steps=on";
 
-    /// Whether a test's schedule decides when this task goes on.
+    /// Returns whether a test's schedule controls this task.
     pub fn is_scheduled() -> bool {
         SCHEDULED.try_with(|_| ()).is_ok()
     }
 
-    /// Before a call to Redis (`redis:...`) or SQL (`sql:...`).
+    /// Waits at a step point before a call to Redis (`redis:...`) or SQL (`sql:...`).
     pub async fn before(name: &'static str) {
         let Ok(steps) = SCHEDULED.try_with(Arc::clone) else { return };
         steps.reached(name);
         poll_fn(|context| {
-            if steps.may_go() {
+            if steps.may_continue() {
                 return Poll::Ready(());
             }
-            // A stream of futures polls only those that were woken.
+            // Wake the task: a stream of futures polls only futures that have been woken.
             context.waker().wake_by_ref();
             Poll::Pending
         })
         .await;
     }
 
-    /// After it: the reply, or, where the schedule loses it, what a broken connection gives.
-    ///
-    /// # Errors
-    /// `reply`'s own.
+    /// Returns the `reply` of a call to Redis or SQL, or the error of a broken connection if the schedule
+    /// loses the reply.
     pub fn after<T, E: From<std::io::Error>>(reply: Result<T, E>) -> Result<T, E> {
         match SCHEDULED.try_with(|steps| steps.loses_reply()) {
             Ok(true) => Err(std::io::Error::from(std::io::ErrorKind::BrokenPipe).into()),
@@ -63,24 +64,21 @@ mod scheduled {
     }
 }
 
-/// Whether a test's schedule decides when this task goes on.
+/// Returns whether a test's schedule controls this task.
 #[cfg(not(debug_assertions))]
 #[inline]
 pub fn is_scheduled() -> bool {
     false
 }
 
-/// Before a call to Redis (`redis:...`) or SQL (`sql:...`).
+/// Does nothing: step points exist only in debug builds.
 #[cfg(not(debug_assertions))]
 #[inline]
 pub fn before(_name: &'static str) -> std::future::Ready<()> {
     std::future::ready(())
 }
 
-/// After it: the reply.
-///
-/// # Errors
-/// `reply`'s own.
+/// Returns the `reply` of a call to Redis or SQL.
 #[cfg(not(debug_assertions))]
 #[inline]
 pub fn after<T, E>(reply: Result<T, E>) -> Result<T, E> {

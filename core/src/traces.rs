@@ -1,8 +1,9 @@
-//! Traces by OpenTelemetry, off unless a collector is named: a claim's way from its request, through the call to Redis
-//! that decided it, to the commit that stored it. Contexts come and go as `traceparent` (W3C Trace Context).
+//! OpenTelemetry traces, off unless a collector is configured. A trace follows a claim from its request,
+//! through the call to Redis that decides it, to the commit that stores it in SQL. Contexts are passed as
+//! `traceparent` (W3C Trace Context).
 //!
-//! While they are off, all that asks for one reads a static that is empty. Names and attributes tell of campaigns and of
-//! numbers, never of a user or a claim: a collector is read by more people than a register.
+//! While tracing is off, each function only reads an empty static. Names and attributes contain campaigns and
+//! numbers, never users or claims: more people can read a collector than the database.
 
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
@@ -20,30 +21,31 @@ use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{Sampler, SdkTracer, SdkTracerProvider};
 use tokio_rustls::rustls::crypto::ring;
 
-/// There once traces are sent.
+/// The tracer, set once tracing has started.
 static TRACER: OnceLock<SdkTracer> = OnceLock::new();
 
-/// The longest that one call to the collector may take.
+/// Timeout of one call to the collector.
 const EXPORT_MAX: Duration = Duration::from_secs(5);
-/// The longest that stopping waits for the collector.
+/// How long [`TraceExport::stop`] waits for the collector.
 const STOP_MAX: Duration = Duration::from_secs(1);
 
-/// The name of the header, and of the field of an outbox entry, that carries a context.
+/// Name of the header, and of the field of an outbox entry, that carries a context.
 pub const TRACEPARENT: &str = "traceparent";
 
-/// Sends what is traced to a collector.
+/// Sends spans to a collector.
 #[derive(Debug)]
 pub struct TraceExport(SdkTracerProvider);
 
 impl TraceExport {
-    /// Sends traces by OTLP over HTTP to the collector whose address for traces is `url`, from now on and from all of this
-    /// process: of requests that bring a context those that it wants traced, of the others the share `ratio`, 0 to 1.
-    /// `instance` tells this core from others.
+    /// Starts sending this process' traces by OTLP over HTTP to the collector at `url`. A request with a
+    /// context is traced if that context is sampled. Of all other requests, the share `ratio`, 0 to 1, is
+    /// traced. `instance` distinguishes this core from other cores.
     ///
     /// # Errors
-    /// When the exporter cannot be made. A collector that does not answer is none: traces are lost until it does.
+    /// If the exporter cannot be created. An unavailable collector is not an error: traces are lost until it
+    /// answers.
     pub fn start(url: &str, ratio: f64, instance: &str) -> Result<Self, ExporterBuildError> {
-        // The exporter's client wants one, though it never needs it.
+        // The exporter's HTTP client requires a crypto provider, though it never uses one.
         let _ = ring::default_provider().install_default();
         let exporter =
             SpanExporter::builder().with_http().with_endpoint(url).with_timeout(EXPORT_MAX).build()?;
@@ -60,7 +62,7 @@ impl TraceExport {
         Ok(Self(provider))
     }
 
-    /// Sends what is left. Waits for it, 1 s at most: not for a thread that others wait for.
+    /// Sends the remaining spans. Blocks for up to 1 s: do not call it on a thread that other tasks wait for.
     pub fn stop(self) {
         if let Err(error) = self.0.shutdown_with_timeout(STOP_MAX) {
             tracing::warn!(%error, "the last traces were not sent");
@@ -68,21 +70,25 @@ impl TraceExport {
     }
 }
 
-/// A span that is being recorded. Clones are the same one.
+/// A span that is being recorded. Clones share the span.
 #[derive(Debug, Clone)]
 pub struct Trace(Context);
 
 impl Trace {
-    /// A request to `route`, such as `POST /internal/v1/claims`; `None` when it is not traced.
-    pub fn of_request(route: impl FnOnce() -> String, headers: &HeaderMap) -> Option<Self> {
+    /// Starts the span of a request to `route`, such as `POST /internal/v1/claims`; `None` if it is not
+    /// traced. `caller` holds the headers of an authenticated caller, whose context the span continues.
+    pub fn of_request(route: impl FnOnce() -> String, caller: Option<&HeaderMap>) -> Option<Self> {
         let tracer = TRACER.get()?;
-        let caller =
-            TraceContextPropagator::new().extract_with_context(&Context::new(), &HeaderExtractor(headers));
+        let extract = |headers| {
+            TraceContextPropagator::new().extract_with_context(&Context::new(), &HeaderExtractor(headers))
+        };
+        let caller = caller.map_or_else(Context::new, extract);
         Self::begin(tracer, &caller, route(), SpanKind::Server, vec![])
     }
 
-    /// One call to Redis that decides `claims` claims on `campaign`, of which those of `traced` were traced so far: a part
-    /// of the first one's trace, with links to and from the others. `None` without any.
+    /// Starts the span of one call to Redis that decides `claims` claims on `campaign`. It joins the trace of
+    /// the first span in `traced`, and is linked to and from the other spans. Returns `None` if `traced` is
+    /// empty.
     pub fn of_batch(campaign: &str, claims: usize, traced: &[&Self]) -> Option<Self> {
         let (first, others) = traced.split_first()?;
         let about = vec![
@@ -98,13 +104,13 @@ impl Trace {
         Some(batch)
     }
 
-    /// Records that what the call of the context `parent` had decided on `campaign`, `events` claims, was stored in SQL by
-    /// a commit that began at `began`.
+    /// Records that `events` claims on `campaign` were stored in SQL by a commit that began at `began`.
+    /// `parent` is the context of the call to Redis that decided them.
     pub fn stored(parent: &str, campaign: &str, events: usize, began: SystemTime) {
         let Some(tracer) = TRACER.get() else { return };
         let carrier = std::collections::HashMap::from([(TRACEPARENT.to_owned(), parent.to_owned())]);
         let parent = TraceContextPropagator::new().extract_with_context(&Context::new(), &carrier);
-        // A context that cannot be read would begin a trace of its own, of nothing.
+        // An unreadable context would start a separate trace that belongs to no claim.
         if !parent.span().span_context().is_sampled() {
             return;
         }
@@ -116,7 +122,7 @@ impl Trace {
         drop(tracer.build_with_context(span.with_attributes(about), &parent));
     }
 
-    /// What the task that asks is part of.
+    /// Returns the current task's span.
     pub fn current() -> Option<Self> {
         TRACER.get()?;
         Context::map_current(|context| {
@@ -136,14 +142,14 @@ impl Trace {
         context.span().span_context().is_sampled().then_some(Self(context))
     }
 
-    /// Its context, for those that it calls.
+    /// Returns the span's context, to be passed on.
     pub fn traceparent(&self) -> String {
         let mut carrier = std::collections::HashMap::new();
         TraceContextPropagator::new().inject_context(&self.0, &mut carrier);
         carrier.remove(TRACEPARENT).unwrap_or_default()
     }
 
-    /// Ends the span of a request, with its id and its answer.
+    /// Ends the span of a request, with the request id and the response's status.
     pub fn answered(&self, request_id: &str, status: StatusCode) {
         let span = self.0.span();
         span.set_attribute(KeyValue::new("claimgate.request_id", request_id.to_owned()));
@@ -154,7 +160,7 @@ impl Trace {
         span.end();
     }
 
-    /// Ends the span of a call, with what went wrong if anything did.
+    /// Ends the span of a call, with the error if it failed.
     pub fn ended(&self, error: Option<&str>) {
         if let Some(error) = error {
             self.0.span().set_status(Status::error(error.to_owned()));
@@ -163,7 +169,7 @@ impl Trace {
     }
 }
 
-/// Runs `work` as a part of `trace`. No `async fn`: it would hold the work twice.
+/// Runs `work` as a part of `trace`. Not an `async fn`, which would store the future twice.
 pub fn within<F: Future>(trace: Option<&Trace>, work: F) -> impl Future<Output = F::Output> {
     match trace {
         None => Either::Left(work),

@@ -1,15 +1,19 @@
-//! Which hosts webhooks may call: a list that the operator gives, since core calls them from inside the private network.
+//! The hosts that webhooks may call. Operators list these hosts, since core calls them from inside the
+//! private network.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
 use url::{Host, Url};
 
-/// The hosts that webhooks may call; none unless listed.
+/// Maximum length of a webhook's URL, in bytes.
+const URL_BYTES_MAX: usize = 2048;
+
+/// The hosts that webhooks may call; empty unless configured.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WebhookHosts(Vec<ListedHost>);
 
-/// `host[:port]` for https, or `http://host[:port]` for plain HTTP.
+/// A listed host: `host[:port]` for HTTPS, or `http://host[:port]` for plain HTTP.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct ListedHost {
     is_plain: bool,
@@ -17,29 +21,29 @@ struct ListedHost {
     port: u16,
 }
 
-/// Where a webhook is, as far as its URL tells.
+/// The receiver of a webhook, parsed from its URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Receiver {
-    /// The whole address.
+    /// The whole URL.
     pub url: Url,
-    /// Without TLS.
+    /// True for plain HTTP, without TLS.
     pub is_plain: bool,
-    /// Its host.
+    /// The host.
     pub host: Host,
-    /// Its port.
+    /// The port.
     pub port: u16,
 }
 
 impl Receiver {
-    /// The receiver at `url`.
-    ///
-    /// # Errors
-    /// What is wrong with the URL.
+    /// Parses the receiver's `url`.
     pub fn parse(url: &str) -> Result<Self, &'static str> {
-        const FORM: &str = "must be https://host[:port]/path, or http:// where the host is listed so";
+        const FORM: &str = "must be https://host[:port]/path, or http:// if the host is listed with http://";
+        if url.len() > URL_BYTES_MAX {
+            return Err("must be at most 2048 characters");
+        }
         let url = Url::parse(url).map_err(|_| FORM)?;
         if !url.username().is_empty() || url.password().is_some() {
-            return Err("must not hold a user or a password: receivers check the signature");
+            return Err("must not contain a user name or password: receivers check the signature");
         }
         if url.fragment().is_some() {
             return Err("must not have a fragment");
@@ -54,7 +58,7 @@ impl Receiver {
         Ok(Self { url, is_plain, host, port })
     }
 
-    /// The host as TLS and a resolver take it.
+    /// Returns the host in the form that TLS and the resolver expect.
     pub fn name(&self) -> String {
         match &self.host {
             Host::Domain(name) => name.clone(),
@@ -65,27 +69,25 @@ impl Receiver {
 }
 
 impl WebhookHosts {
-    /// Whether no host is listed: there are no webhooks then.
+    /// Returns whether no host is listed, which disables webhooks.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether `receiver` is listed, and its address, where its URL holds one, may be called.
-    ///
-    /// # Errors
-    /// Why not.
+    /// Checks that the receiver's scheme, host and port are listed.
     pub fn check(&self, receiver: &Receiver) -> Result<(), &'static str> {
-        let is_it = |listed: &ListedHost| {
+        let matches = |listed: &ListedHost| {
             (listed.is_plain, &listed.host, listed.port) == (receiver.is_plain, &receiver.host, receiver.port)
         };
-        if !self.0.iter().any(is_it) {
-            return Err("its host and port are not in CLAIMGATE_WEBHOOK_HOSTS");
+        if !self.0.iter().any(matches) {
+            return Err("its host and port are not listed in CLAIMGATE_WEBHOOK_HOSTS");
         }
         Ok(())
     }
 
-    /// Of the addresses that a receiver's name leads to, those that may be called: a private one only where it is listed itself,
-    /// with its port. To be asked at each connection: a name may lead elsewhere by then.
+    /// Returns the resolved `addresses` of a receiver that may be called. A private address must itself be
+    /// listed, with its port. Call this for each connection, because the name may resolve differently each
+    /// time.
     pub fn callable(&self, addresses: impl IntoIterator<Item = SocketAddr>) -> Vec<SocketAddr> {
         addresses.into_iter().filter(|address| !is_private(address.ip()) || self.lists(*address)).collect()
     }
@@ -114,7 +116,7 @@ impl FromStr for ListedHost {
         let is_plain = text.starts_with("http://");
         let url = if is_plain { text.to_owned() } else { format!("https://{text}") };
         let wrong =
-            || format!("must be host[:port] or http://host[:port] with commas between them, not '{text}'");
+            || format!("must be host[:port] or http://host[:port], separated by commas, not '{text}'");
         let receiver = Receiver::parse(&url).map_err(|_| wrong())?;
         if receiver.url.path() != "/"
             || receiver.url.query().is_some()
@@ -127,7 +129,7 @@ impl FromStr for ListedHost {
     }
 }
 
-/// The IPv4 address that an IPv6 one stands for, if it does.
+/// Returns the IPv4 address that an IPv6 address embeds, if any; otherwise the address itself.
 fn canonical(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V6(address) => embedded(address).map_or(IpAddr::V6(address), IpAddr::V4),
@@ -135,7 +137,7 @@ fn canonical(address: IpAddr) -> IpAddr {
     }
 }
 
-/// IPv4-mapped, IPv4-compatible, NAT64 (RFC 6052) and 6to4 (RFC 3056) addresses lead to an IPv4 one.
+/// Returns the IPv4 address in an IPv4-mapped, IPv4-compatible, NAT64 (RFC 6052) or 6to4 (RFC 3056) address.
 fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
     let segments = address.segments();
     let v4 = |high: u16, low: u16| {
@@ -150,7 +152,7 @@ fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
     }
 }
 
-/// Whether an address is of no use outside its own network, by IANA's registries of special-purpose addresses (RFC 6890).
+/// Returns whether an address is not globally reachable, by IANA's special-purpose registries (RFC 6890).
 fn is_private(address: IpAddr) -> bool {
     match canonical(address) {
         IpAddr::V4(address) => is_private_v4(address),
@@ -176,7 +178,8 @@ fn is_private_v4(address: Ipv4Addr) -> bool {
 }
 
 fn is_private_v6(address: Ipv6Addr) -> bool {
-    // Global unicast is 2000::/3; of it documentation (RFC 3849, RFC 9637) and what is for protocols (2001::/23) are none.
+    // Global unicast is 2000::/3, except documentation (RFC 3849, RFC 9637) and protocol assignments
+    // (2001::/23).
     match address.segments() {
         [0x2001, 0x0db8 | 0..0x0200, ..] | [0x3fff, ..] => true,
         [first, ..] => first & 0xe000 != 0x2000,
@@ -219,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_receiver_is_refused() {
+    fn an_invalid_receiver_or_host_list_is_rejected() {
         for bad in [
             "hooks.example",
             "ftp://a/",
@@ -238,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_private_address_is_called_only_where_it_is_listed_itself() {
+    fn a_private_address_is_called_only_if_it_is_listed() {
         let hosts: WebhookHosts = "hooks.example,http://127.0.0.1:9000".parse().unwrap();
         for private in [
             "0.0.0.0",
@@ -284,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn all_addresses_of_a_name_that_may_be_called_are_tried() {
+    fn every_callable_address_of_a_name_is_returned() {
         let hosts: WebhookHosts = "hooks.example".parse().unwrap();
         let all = ["[2606:4700::1111]:443", "10.0.0.1:443", "1.1.1.1:443"];
         let all = all.map(|address| address.parse::<SocketAddr>().unwrap());

@@ -1,32 +1,32 @@
-//! Why there is no report.
+//! Errors that prevent a report.
 
 use claimgate_client::Error;
 
-/// Why there is no report.
+/// Why a drill ended without a report.
 #[derive(Debug, thiserror::Error)]
 pub enum DrillError {
-    /// A call that everything else depends on failed.
+    /// A call that the drill depends on failed.
     #[error("{doing}: {error}")]
     Call {
-        /// What the call was for.
+        /// The purpose of the call.
         doing: &'static str,
-        /// What came of it.
+        /// The call's error.
         #[source]
         error: Error,
     },
-    /// What answers there is not what was named.
+    /// The installation is not the expected one, or cannot be used.
     #[error("{0}")]
     Setup(String),
-    /// Something took longer than it may.
+    /// Something took too long.
     #[error("{0}")]
     TooSlow(String),
-    /// The caller has stopped it.
-    #[error("stopped before the proof was complete")]
+    /// The caller stopped the drill.
+    #[error("stopped before it was complete")]
     Interrupted,
 }
 
 impl DrillError {
-    /// Says what a call was for that failed.
+    /// Converts the error of a call made for the purpose `doing`.
     pub(crate) fn at(doing: &'static str) -> impl Fn(Error) -> Self {
         move |error| Self::Call { doing, error }
     }

@@ -1,27 +1,27 @@
-//! How long answers took.
+//! Latency of the answers.
 
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// Upper bounds of the bars, in milliseconds; a last bar has what took longer.
+/// Upper bounds of the bars, in milliseconds; a last bar counts slower answers.
 const BARS_MS: [u32; 13] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000];
 
-/// How long answers took, each in microseconds: a drill has few enough to keep them all.
+/// The latency of each answer, in microseconds. A drill has few enough answers to keep them all.
 #[derive(Debug, Default)]
 pub(crate) struct Latency(Vec<u32>);
 
 impl Latency {
-    /// Counts an answer; one that took longer than an hour counts as that.
+    /// Records an answer; a latency beyond the range of `u32` (about an hour) is capped.
     pub(crate) fn record(&mut self, took: Duration) {
         self.0.push(u32::try_from(took.as_micros()).unwrap_or(u32::MAX));
     }
 
-    /// What is reported of them; `None` without any.
+    /// Returns the figures for the report; `None` if there were no answers.
     pub(crate) fn figures(&self) -> Option<LatencyFigures> {
         let mut us = self.0.clone();
         us.sort_unstable();
-        // The share in thousandths, so that whole numbers say which answer it is.
+        // The quantile in thousandths, so that the rank is computed in whole numbers.
         let at = |thousandths: usize| {
             let rank = (us.len() * thousandths).div_ceil(1000);
             us.get(rank.saturating_sub(1)).copied().map(ms)
@@ -38,7 +38,7 @@ impl Latency {
     }
 }
 
-/// From the first that has any answers to the last; `us` is sorted.
+/// Returns the bars from the first to the last with any answers; `us` is sorted.
 fn bars(us: &[u32]) -> Vec<Bar> {
     let mut bars = Vec::new();
     let (mut over_ms, mut below) = (0, 0);
@@ -59,30 +59,30 @@ fn ms(us: u32) -> f64 {
 /// Latency in milliseconds.
 #[derive(Debug, Clone, Serialize)]
 pub struct LatencyFigures {
-    /// How many answers there were.
+    /// The number of answers.
     pub answers: usize,
-    /// Half of them took no longer.
+    /// The median.
     pub p50: f64,
-    /// 90 of 100.
+    /// The 90th percentile.
     pub p90: f64,
-    /// 99 of 100.
+    /// The 99th percentile.
     pub p99: f64,
-    /// 999 of 1000.
+    /// The 99.9th percentile.
     pub p99_9: f64,
-    /// All of them.
+    /// The slowest answer.
     pub max: f64,
-    /// How many took how long.
+    /// The distribution.
     pub bars: Vec<Bar>,
 }
 
-/// Answers that took about as long.
+/// The answers within a range of latency.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Bar {
-    /// They took longer than this, in milliseconds.
+    /// Exclusive lower bound, in milliseconds.
     pub over_ms: u32,
-    /// And no longer than this, in milliseconds; `None` for the slowest.
+    /// Inclusive upper bound, in milliseconds; `None` for the slowest.
     pub up_to_ms: Option<u32>,
-    /// How many.
+    /// The number of answers.
     pub answers: usize,
 }
 
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_answer_is_in_one_bar() {
+    fn every_answer_is_counted_in_exactly_one_bar() {
         let mut latency = Latency::default();
         for ms in [3, 400, 7, 3, 90_000] {
             latency.record(Duration::from_millis(ms));
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hundredth_answer_of_a_hundred_is_not_within_p99() {
+    fn p99_ignores_the_slowest_of_a_hundred_answers() {
         let mut latency = Latency::default();
         for ms in 1..=100 {
             latency.record(Duration::from_millis(ms));

@@ -1,9 +1,11 @@
-//! `claimgate drill`: a storm on a scratch campaign of a running installation, then the proof that nothing went wrong.
+//! `claimgate drill`: a storm on a scratch campaign of a running installation, then a check of every result.
 //!
-//! Everything is seen from outside: claims go through the edge or core as any caller's do, and what SQL holds is read by
-//! the admin API.
+//! The drill observes the installation from outside: claims go through the edge or core like any caller's
+//! claims, and the rows in SQL are read through the admin API.
 
+pub mod charts;
 mod checks;
+mod console;
 mod error;
 mod latency;
 mod page;
@@ -15,16 +17,18 @@ mod storm;
 mod tally;
 mod target;
 mod text;
-mod visit;
-mod voice;
+mod user;
+mod user_ids;
 
+pub use console::Console;
 pub use error::DrillError;
 pub use page::page;
 pub use plan::Plan;
 pub use report::Report;
+pub use scratch::is_scratch;
 pub use target::{Installation, Target};
 pub use text::text;
-pub use voice::Voice;
+pub use user_ids::UserIds;
 
 use claimgate_shared::Timestamp;
 
@@ -32,30 +36,30 @@ use crate::proof::Evidence;
 use crate::scratch::Scratch;
 use crate::storm::Storm;
 
-/// Runs the drill that `plan` describes: creates the scratch campaign, storms it, proves what came of it, and ends the
-/// campaign unless it is to be kept, also when the drill breaks off or `stop` is ready first.
+/// Runs the drill that `plan` describes: creates the scratch campaign, runs the storm and checks the result.
+/// Then ends the campaign unless `plan` keeps it, even if the drill fails or `stop` completes first.
 ///
 /// # Errors
-/// Why there is no report: the installation cannot be reached, does not let us, or decides nothing for too long. A storm that
-/// went wrong is a report.
+/// Fails if there is no report: the installation cannot be reached, denies access, or decides nothing for too
+/// long. Failed checks are part of the report, not an error.
 pub async fn run(
     installation: &Installation,
     plan: &Plan,
     now: Timestamp,
-    voice: Voice<'_>,
+    console: Console<'_>,
     stop: impl Future<Output = ()>,
 ) -> Result<Report, DrillError> {
-    // Not broken off: what was sent may be carried out after its end was asked for.
+    // `stop` does not interrupt this: a creation in flight could take effect after the campaign's end was requested.
     let scratch = Scratch::create(installation, plan, now).await?;
     let done = tokio::select! {
-        done = drill(installation, plan, &scratch, voice) => done,
+        done = drill(installation, plan, &scratch, console) => done,
         () = stop => Err(DrillError::Interrupted),
     };
-    (voice.progress)("");
+    (console.progress)("");
     if plan.keep {
-        (voice.say)(&format!("the campaign {} is kept, and open for a day", scratch.id));
+        (console.say)(&format!("the campaign {} is kept, and stays open for a day", scratch.id));
     } else if let Err(error) = scratch.end(installation).await {
-        (voice.say)(&format!("the campaign {} could not be ended: {error}", scratch.id));
+        (console.say)(&format!("the campaign {} could not be ended: {error}", scratch.id));
     }
     done
 }
@@ -64,12 +68,13 @@ async fn drill(
     installation: &Installation,
     plan: &Plan,
     scratch: &Scratch,
-    voice: Voice<'_>,
+    console: Console<'_>,
 ) -> Result<Report, DrillError> {
-    scratch.until_open(installation, voice).await?;
-    scratch.until_admitted(installation).await?;
-    let storm = Storm::new(installation, plan, scratch, voice);
+    scratch.wait_until_open(installation, console).await?;
+    scratch.check_tokens(installation).await?;
+    let storm = Storm::new(installation, plan, scratch, console);
     let outcomes = storm.run().await?;
+    installation.check_user_ids().await?;
     let evidence = Evidence::gather(&storm, &outcomes).await?;
     let checks = checks::all(plan, &outcomes, &evidence);
     Ok(Report::new(installation, plan, scratch, checks, storm.into_tally()))

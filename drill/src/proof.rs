@@ -1,8 +1,8 @@
-//! What is found out after the storm, for the checks to judge.
+//! Collects evidence after the storm, for the checks to judge.
 
 use std::time::Duration;
 
-use claimgate_client::{ClaimCall, Error, until_decided};
+use claimgate_client::{ClaimCall, ClaimsFilter, Error, retry_until_decided};
 use claimgate_shared::admin::{AdminView, ClaimItem};
 use claimgate_shared::{ClaimId, Quantity};
 use serde_json::Value;
@@ -10,105 +10,111 @@ use tokio::time::{Instant, sleep};
 
 use crate::DrillError;
 use crate::storm::Storm;
-use crate::visit::{Outcome, Told};
+use crate::user::{Caller, ClaimOutcome, TryOutcome};
 
 const POLL: Duration = Duration::from_millis(200);
-/// Winners who ask once more.
-const AGAIN: usize = 10;
+/// The number of winners who retry their claim after the storm.
+const WINNERS_RETRIED: usize = 10;
 
-/// What was found out.
+/// The evidence after a storm.
 #[derive(Debug)]
 pub(crate) struct Evidence {
-    /// What winners were told in the storm, and when they asked again after it.
-    pub(crate) again: Vec<(Told, Told)>,
-    /// What a return did; `None` when there was nothing to return.
+    /// Winners' results in the storm, and of a retry after it.
+    pub(crate) again: Vec<(TryOutcome, TryOutcome)>,
+    /// The effect of a return; `None` if there was nothing to return.
     pub(crate) returned: Option<Returned>,
-    /// Events that still wait for SQL.
+    /// Events still pending for SQL.
     pub(crate) backlog: u64,
     /// The campaign's claims in SQL.
     pub(crate) rows: Vec<ClaimItem>,
-    /// Redis and SQL compared by core.
+    /// Core's comparison of Redis and SQL.
     pub(crate) reconciliation: Value,
 }
 
-/// What a return did.
+/// The effect of a return.
 #[derive(Debug)]
 pub(crate) struct Returned {
     /// The claim that was returned, twice.
     pub(crate) id: ClaimId,
-    /// Units taken before, after it, and after the claim that took the unit.
+    /// Units taken before the return, after it, and after the unit was claimed again.
     pub(crate) taken: [u64; 3],
-    /// What the user was told who took the unit.
-    pub(crate) next: Told,
-    /// What the one was told who came after that; `None` when there was more to have.
-    pub(crate) late: Option<Told>,
+    /// The result of the user who claimed the unit again.
+    pub(crate) reclaimed: TryOutcome,
+    /// The result of one more user; `None` if the campaign was not sold out.
+    pub(crate) after_sold_out: Option<TryOutcome>,
 }
 
 impl Evidence {
-    /// Finds out what there is to know after `storm`.
-    pub(crate) async fn gather(storm: &Storm<'_>, outcomes: &[Outcome]) -> Result<Self, DrillError> {
-        let proof = Proof(storm);
-        (storm.voice.progress)("winners ask again; one returns its claim");
-        let again = proof.ask_again(outcomes).await?;
-        let returned = proof.give_one_back(outcomes).await?;
-        let backlog = proof.drain().await?;
-        (storm.voice.progress)("reading the claims from SQL");
+    /// Collects the evidence after `storm`.
+    pub(crate) async fn gather(storm: &Storm<'_>, outcomes: &[ClaimOutcome]) -> Result<Self, DrillError> {
+        let collector = Collector(storm);
+        (storm.console.progress)("winners retry their claims; one returns a claim");
+        let again = collector.retry_winners(outcomes).await?;
+        let returned = collector.return_one(outcomes).await?;
+        let backlog = collector.drain().await?;
+        (storm.console.progress)("reading the claims from SQL");
         let (admin, id, patience) = (&storm.installation.admin, &storm.scratch.id, storm.plan.patience);
-        let rows = until_decided(patience, async || admin.claims(id, None, None).await?.read()).await;
+        let filter = ClaimsFilter { codes: storm.plan.codes, ..ClaimsFilter::default() };
+        let rows = retry_until_decided(patience, async || admin.claims(id, filter).await?.read()).await;
         let rows = rows.map_err(DrillError::at("reading the claims from SQL"))?;
-        let compared = until_decided(patience, async || admin.reconciliation(id).await).await;
+        let compared = retry_until_decided(patience, async || admin.reconciliation(id).await).await;
         let reconciliation = compared.map_err(DrillError::at("comparing Redis and SQL"))?.json;
         Ok(Self { again, returned, backlog, rows, reconciliation })
     }
 }
 
-/// The way to what is found out.
-struct Proof<'a>(&'a Storm<'a>);
+/// Collects the parts of the evidence.
+struct Collector<'a>(&'a Storm<'a>);
 
-impl Proof<'_> {
-    /// Some of the winners ask for their claims once more.
-    async fn ask_again(&self, outcomes: &[Outcome]) -> Result<Vec<(Told, Told)>, DrillError> {
+impl Collector<'_> {
+    /// Retries the claims of some winners.
+    async fn retry_winners(
+        &self,
+        outcomes: &[ClaimOutcome],
+    ) -> Result<Vec<(TryOutcome, TryOutcome)>, DrillError> {
         let winners = outcomes.iter().filter_map(|outcome| Some((outcome, outcome.claimed()?)));
         let mut again = Vec::new();
-        for (outcome, told) in winners.take(AGAIN) {
-            again.push((told.clone(), self.decide(ClaimCall::again(outcome.call.request().clone())).await?));
+        for (outcome, first) in winners.take(WINNERS_RETRIED) {
+            let retry = ClaimCall::retry(outcome.call.request().clone());
+            again.push((first.clone(), self.decide(&outcome.token, retry).await));
         }
         Ok(again)
     }
 
-    /// A winner returns a claim, twice; a newcomer takes the unit, and the next one finds none.
-    async fn give_one_back(&self, outcomes: &[Outcome]) -> Result<Option<Returned>, DrillError> {
+    /// Returns a winner's claim twice. A newcomer then claims the unit, and the next newcomer finds none left.
+    async fn return_one(&self, outcomes: &[ClaimOutcome]) -> Result<Option<Returned>, DrillError> {
         let Some(id) = outcomes.iter().find(|outcome| outcome.claimed().is_some()) else { return Ok(None) };
         let id = id.call.claim_id();
         let before = self.campaign().await?;
         for _ in 0..2 {
             let internal = &self.0.installation.internal;
-            let done = until_decided(self.0.plan.patience, async || internal.give_back(&id).await).await;
-            done.map_err(DrillError::at("returning a claim by core's internal API"))?;
+            let done =
+                retry_until_decided(self.0.plan.patience, async || internal.return_claim(&id).await).await;
+            done.map_err(DrillError::at("returning a claim through core's internal API"))?;
         }
         let without = self.campaign().await?;
-        let next = self.newcomer("next").await?;
+        let reclaimed = self.newcomer("next").await?;
         let after = self.campaign().await?;
         let sold_out = before.campaign.remaining == Some(0);
-        let late = if sold_out { Some(self.newcomer("late").await?) } else { None };
+        let after_sold_out = if sold_out { Some(self.newcomer("late").await?) } else { None };
         let taken = [&before, &without, &after].map(|view| view.taken.unwrap_or_default());
-        Ok(Some(Returned { id, taken, next, late }))
+        Ok(Some(Returned { id, taken, reclaimed, after_sold_out }))
     }
 
-    /// A claim of a user who was not there before. It is not marked as new: nothing may be refused from a cache here.
-    async fn newcomer(&self, user: &str) -> Result<Told, DrillError> {
-        let user = user.parse().map_err(|error| DrillError::Setup(format!("{user}: {error}")))?;
-        let call = ClaimCall::new(self.0.scratch.id.clone(), user, Quantity::ONE);
-        let call = call.map_err(DrillError::at("making a key"))?;
-        self.decide(ClaimCall::again(call.request().clone())).await
+    /// Claims for a user who has not claimed before. The call is sent as a retry, so that no cache rejects it.
+    async fn newcomer(&self, name: &str) -> Result<TryOutcome, DrillError> {
+        let name = name.parse().map_err(|error| DrillError::Setup(format!("{name}: {error}")))?;
+        let Caller { id, token } = self.0.installation.caller(&name, self.0.scratch.created_at)?;
+        let call = ClaimCall::new(self.0.scratch.id.clone(), id, Quantity::ONE);
+        let call = call.map_err(DrillError::at("generating a key"))?;
+        Ok(self.decide(&token, ClaimCall::retry(call.request().clone())).await)
     }
 
-    async fn decide(&self, mut call: ClaimCall) -> Result<Told, DrillError> {
-        let token = self.0.installation.token(&call.request().user_id, self.0.scratch.made_at)?;
-        Ok(Told::of(self.0.decide(&token, &mut call, self.0.plan.patience).await))
+    async fn decide(&self, token: &str, mut call: ClaimCall) -> TryOutcome {
+        TryOutcome::of(self.0.decide(token, &mut call, self.0.plan.patience).await)
     }
 
-    /// Waits until all events are in SQL, as long as they get fewer; how many still wait.
+    /// Waits until all events are in SQL, while their number decreases; returns how many remain.
     async fn drain(&self) -> Result<u64, DrillError> {
         let (mut least, mut since) = (u64::MAX, Instant::now());
         loop {
@@ -119,18 +125,18 @@ impl Proof<'_> {
             if backlog == 0 || since.elapsed() > self.0.plan.patience {
                 return Ok(backlog);
             }
-            (self.0.voice.progress)(&format!("waiting for SQL: {backlog} events in the outbox"));
+            (self.0.console.progress)(&format!("waiting for SQL: {backlog} events in the outbox"));
             sleep(POLL).await;
         }
     }
 
-    /// The campaign with its counters, once it is ready.
+    /// Reads the campaign with its counters, once it is ready.
     async fn campaign(&self) -> Result<AdminView, DrillError> {
         let (admin, id) = (&self.0.installation.admin, &self.0.scratch.id);
         let patience = self.0.plan.patience;
         let deadline = Instant::now() + patience;
         loop {
-            let view = until_decided(patience, async || -> Result<AdminView, Error> {
+            let view = retry_until_decided(patience, async || -> Result<AdminView, Error> {
                 admin.campaign(id).await?.read()
             });
             let view = view.await.map_err(DrillError::at("reading the scratch campaign"))?;

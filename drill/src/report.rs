@@ -1,4 +1,4 @@
-//! The report, as programs read it.
+//! The report.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +11,12 @@ use crate::scratch::Scratch;
 use crate::tally::{Tally, Timeline};
 use crate::{Installation, Plan};
 
-/// What came of a drill.
+/// The result of a drill.
 #[derive(Debug, Serialize)]
 pub struct Report {
     /// Whether every check passed.
     pub passed: bool,
-    /// Where the claims went.
+    /// The URL that the claims were sent to.
     pub url: String,
     /// `core` or `edge`.
     pub through: &'static str,
@@ -24,21 +24,21 @@ pub struct Report {
     pub campaign_id: CampaignId,
     /// When the drill began.
     pub began_at: Timestamp,
-    /// Units to be had.
+    /// Units of the campaign.
     pub units: u32,
-    /// Users who wanted them.
+    /// Users who claimed.
     pub users: u32,
-    /// Users at once.
+    /// Users who claimed at the same time.
     pub connections: usize,
     /// How long the storm took, in seconds.
     pub storm_s: f64,
-    /// What had to hold.
+    /// The checks.
     pub checks: Vec<Check>,
-    /// Tries by what came of them: `granted`, `replayed`, a problem's code, or why there was no answer.
+    /// Tries by outcome: `granted`, `replayed`, a problem's code, or why there was no answer.
     pub answers: BTreeMap<String, u64>,
-    /// How long answers took; `null` when there was none.
+    /// Latency of the answers; `null` if there were none.
     pub latency_ms: Option<LatencyFigures>,
-    /// How the storm went.
+    /// The course of the storm.
     pub timeline: Timeline,
 }
 
@@ -55,11 +55,11 @@ impl Report {
             url: installation.url.clone(),
             through: installation.target.name(),
             campaign_id: scratch.id.clone(),
-            began_at: scratch.made_at,
+            began_at: scratch.created_at,
             units: plan.units,
             users: plan.users,
             connections: plan.connections,
-            storm_s: tally.lasted().as_secs_f64(),
+            storm_s: tally.duration().as_secs_f64(),
             checks,
             latency_ms: tally.latency.figures(),
             timeline: tally.timeline(),
@@ -67,12 +67,12 @@ impl Report {
         }
     }
 
-    /// In one line: whether it held, and what did not.
+    /// Returns one line: whether all checks passed, and how many failed.
     pub fn verdict(&self) -> String {
         let failed = self.checks.iter().filter(|check| !check.passed).count();
         match failed {
-            0 => format!("passed: all {} checks hold", self.checks.len()),
-            failed => format!("FAILED: {failed} of {} checks do not hold", self.checks.len()),
+            0 => format!("passed: all {} checks", self.checks.len()),
+            failed => format!("FAILED: {failed} of {} checks", self.checks.len()),
         }
     }
 }

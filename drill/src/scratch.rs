@@ -1,30 +1,39 @@
-//! The scratch campaign: made for one drill, over when that is.
+//! The scratch campaign, which exists for one drill.
 
 use std::time::Duration;
 
-use claimgate_client::{NewCampaign, PATIENCE, random_key, until_decided};
+use claimgate_client::{Admin, Error, NewCampaign, RETRY_TIMEOUT, random_key, retry_until_decided};
 use claimgate_shared::{CampaignId, CampaignState, Code, Limits, Timestamp};
+use serde_json::json;
 use tokio::time::{Instant, sleep};
 
-use crate::{DrillError, Installation, Plan, Voice};
+use crate::{Console, DrillError, Installation, Plan};
 
-/// Clocks may differ: the campaign was opened long ago, and closes by itself if a killed drill left it open.
+/// The campaign opens a day in the past, because clocks may differ, and closes after a day, in case the drill
+/// is killed.
 const DAY_MS: i64 = 24 * 60 * 60 * 1000;
-/// How long a campaign may take to be open where the claims go.
+/// Time limit until the campaign must be open at the target.
 const OPEN_MAX: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(200);
 
-/// The scratch campaign.
+/// The name of each scratch campaign, and the prefix of its id.
+const NAME: &str = "A scratch campaign of claimgate drill";
+const ID_PREFIX: &str = "drill-";
+
+/// Returns whether the campaign with this id and name was created for a drill.
+pub fn is_scratch(id: &str, name: &str) -> bool {
+    id.starts_with(ID_PREFIX) && name == NAME
+}
+
 #[derive(Debug)]
 pub(crate) struct Scratch {
-    /// Its id, which no other has.
+    /// The campaign's id.
     pub(crate) id: CampaignId,
-    /// When it was made.
-    pub(crate) made_at: Timestamp,
+    /// When the campaign was created.
+    pub(crate) created_at: Timestamp,
 }
 
 impl Scratch {
-    /// Creates it.
     pub(crate) async fn create(
         installation: &Installation,
         plan: &Plan,
@@ -34,33 +43,55 @@ impl Scratch {
         let id = id(now, random_key().map_err(&created)?.as_str())?;
         let campaign = NewCampaign {
             id: id.clone(),
-            name: "A scratch campaign of claimgate drill".to_owned(),
-            starts_at: now.saturating_add_ms(-DAY_MS),
+            name: NAME.to_owned(),
+            starts_at: Some(now.saturating_add_ms(-DAY_MS)),
             ends_at: Some(now.saturating_add_ms(DAY_MS)),
             time_zone: "UTC".to_owned(),
             limits: Limits {
-                total: Some(plan.units),
+                total: Some(if plan.codes { 0 } else { plan.units }),
                 per_user: Some(plan.per_user),
                 per_user_per_day: None,
                 per_claim: None,
             },
             hold_seconds: None,
+            pass: None,
+            codes: plan.codes,
         };
-        // Again after a lost answer: an identical campaign is the same one.
-        until_decided(PATIENCE, async || installation.admin.create(&campaign).await)
-            .await
-            .map_err(created)?;
-        Ok(Self { id, made_at: now })
+        let admin = &installation.admin;
+        // A retry after a lost response is safe: it returns the existing identical campaign.
+        retry_until_decided(RETRY_TIMEOUT, async || admin.create(&campaign).await).await.map_err(&created)?;
+        let scratch = Self { id, created_at: now };
+        if plan.codes {
+            scratch.add_codes(admin, plan.units).await.map_err(created)?;
+        }
+        Ok(scratch)
     }
 
-    /// Waits until claims on it are decided where they will be sent.
-    pub(crate) async fn until_open(
+    /// Adds the codes, then raises the total.
+    async fn add_codes(&self, admin: &Admin, units: u32) -> Result<(), Error> {
+        // One more than units, because the code of the claim that the drill returns is void.
+        let codes: Vec<_> = (0..=units).map(|number| format!("DRILL-{number:06}")).collect();
+        let codes = codes.join("\n").into_bytes();
+        retry_until_decided(RETRY_TIMEOUT, async || admin.add_codes(&self.id, codes.clone()).await).await?;
+        retry_until_decided(RETRY_TIMEOUT, async || {
+            let view = admin.campaign(&self.id).await?.read()?;
+            if view.campaign.limits.total == Some(units) {
+                return Ok(());
+            }
+            let change = json!({"version": view.campaign.version, "limits": {"total": units}});
+            admin.change(&self.id, &change).await.map(drop)
+        })
+        .await
+    }
+
+    /// Waits until the campaign is open at the target.
+    pub(crate) async fn wait_until_open(
         &self,
         installation: &Installation,
-        voice: Voice<'_>,
+        console: Console<'_>,
     ) -> Result<(), DrillError> {
         let deadline = Instant::now() + OPEN_MAX;
-        (voice.progress)("waiting until the scratch campaign is open");
+        (console.progress)("waiting until the scratch campaign is open");
         loop {
             let seen = match installation.target.campaign(&self.id).await {
                 Ok(answer) => {
@@ -71,17 +102,18 @@ impl Scratch {
                     format!("it is {:?}", view.state).to_lowercase()
                 }
                 Err(error) if error.is(Code::CampaignNotFound) => {
-                    "it is not found: is this the installation whose admin API was named?".to_owned()
+                    "it is not found there; does this URL belong to the same installation as the admin API?"
+                        .to_owned()
                 }
                 Err(error) if error.retry_after().is_some() => error.to_string(),
                 Err(error) if error.is(Code::NotFound) => {
                     let url = &installation.url;
                     return Err(DrillError::Setup(format!(
-                        "{url} takes no claims: name the edge or core's internal API, not the admin API"
+                        "{url} accepts no claims: give the URL of the edge or of core's internal API, not of the admin API"
                     )));
                 }
                 Err(error) => {
-                    return Err(DrillError::Call { doing: "asking for the scratch campaign", error });
+                    return Err(DrillError::Call { doing: "reading the scratch campaign", error });
                 }
             };
             if Instant::now() > deadline {
@@ -96,34 +128,35 @@ impl Scratch {
         }
     }
 
-    /// Checks that users' tokens are taken where the claims will be sent: otherwise each of them would be refused.
-    pub(crate) async fn until_admitted(&self, installation: &Installation) -> Result<(), DrillError> {
+    /// Checks that the target accepts users' tokens; otherwise it would reject every claim.
+    pub(crate) async fn check_tokens(&self, installation: &Installation) -> Result<(), DrillError> {
         let user = "u0".parse().map_err(|error| DrillError::Setup(format!("u0: {error}")))?;
-        let token = installation.token(&user, self.made_at)?;
+        let token = installation.caller(&user, self.created_at)?.token;
         let target = &installation.target;
-        let answer = until_decided(PATIENCE, async || target.admits(&token, &self.id).await).await;
+        let answer = retry_until_decided(RETRY_TIMEOUT, async || target.admits(&token, &self.id).await).await;
         answer.map_err(|error| {
             if error.is(Code::Unauthenticated) {
                 let url = &installation.url;
                 return DrillError::Setup(format!(
-                    "{url} does not take users' tokens signed with CLAIMGATE_USER_JWT_KEY as it is here: {error}"
+                    "{url} does not accept users' tokens signed with this machine's CLAIMGATE_USER_JWT_KEY: {error}"
                 ));
             }
-            DrillError::Call { doing: "asking for a user's claims", error }
+            DrillError::Call { doing: "reading a user's claims", error }
         })
     }
 
-    /// Ends it for good.
+    /// Ends the campaign.
     pub(crate) async fn end(&self, installation: &Installation) -> Result<(), claimgate_client::Error> {
-        until_decided(PATIENCE, async || installation.admin.end(&self.id).await).await?;
+        retry_until_decided(RETRY_TIMEOUT, async || installation.admin.end(&self.id).await).await?;
         Ok(())
     }
 }
 
-/// `drill-` with the time, to be told apart by people, and something random, so that no two meet.
+/// Returns an id made of `drill-`, the time, so that people can tell campaigns apart, and a random suffix
+/// that makes the id unique.
 fn id(now: Timestamp, random: &str) -> Result<CampaignId, DrillError> {
     let digits: String = now.to_string().chars().filter(char::is_ascii_digit).take(14).collect();
-    let id = format!("drill-{digits}-{}", random.get(..8).unwrap_or(random));
+    let id = format!("{ID_PREFIX}{digits}-{}", random.get(..8).unwrap_or(random));
     id.parse().map_err(|error| DrillError::Setup(format!("{id}: {error}")))
 }
 
@@ -132,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_scratch_campaign_says_what_it_is_and_when_it_was_made() {
+    fn a_scratch_campaigns_id_contains_its_creation_time() {
         let now: Timestamp = "2026-11-23T22:05:07.123Z".parse().unwrap();
         assert_eq!(id(now, "Ab-_efghijkl").unwrap().as_str(), "drill-20261123220507-Ab-_efgh");
     }

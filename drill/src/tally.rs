@@ -1,4 +1,4 @@
-//! What is counted while the storm goes on.
+//! The counts of the storm.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,44 +10,44 @@ use tokio::time::Instant;
 
 use crate::latency::Latency;
 
-/// A connection that the drill has cut itself.
+/// The outcome of a try whose connection the drill has cut.
 pub(crate) const CUT: &str = "cut off by the drill";
 const LOST: &str = "no answer";
 
-/// How long the storm is counted together, in milliseconds.
+/// The length of a slice in which answers are counted together, in milliseconds.
 const SLICE_MS: u64 = 100;
-/// The most slices that are reported: longer storms have longer ones.
+/// Maximum number of slices in a report; slices of longer storms are merged.
 const SLICES_MAX: usize = 60;
 
-/// What is counted while the storm goes on.
+/// The counts of the storm.
 #[derive(Debug)]
 pub(crate) struct Tally {
     began: Instant,
     ended: Option<Instant>,
-    /// How long answers took.
+    /// The latency of the answers.
     pub(crate) latency: Latency,
-    /// Tries by what came of them.
+    /// Tries by outcome.
     pub(crate) answers: BTreeMap<String, u64>,
     slices: Vec<Slice>,
-    /// When a claim was decided last, or held back by the edge: while that goes on nothing is broken.
+    /// When a claim was last decided or rate-limited by the edge; both show that the installation works.
     pub(crate) last_decided: Instant,
-    /// Why a try was not decided, of the last one that was not.
+    /// The error of the last undecided try.
     pub(crate) last_undecided: Option<String>,
 }
 
-/// How the storm went.
+/// The answers over the duration of the storm, in slices.
 #[derive(Debug, Serialize)]
 pub struct Timeline {
-    /// How long each slice is, in seconds.
+    /// The length of each slice, in seconds.
     pub slice_s: f64,
-    /// One after the other, 60 at most.
+    /// At most 60 consecutive slices.
     pub slices: Vec<Slice>,
 }
 
-/// What was answered in a part of the storm.
+/// The answers in one slice of the storm.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Slice {
-    /// Claims that stand, replays included.
+    /// Granted claims and replays.
     pub claimed: u64,
     /// Denials.
     pub denied: u64,
@@ -69,15 +69,15 @@ impl Tally {
         }
     }
 
-    /// Counts a try that was sent at `sent`, and what came of it.
+    /// Counts a try that was sent at `sent`, by its outcome.
     pub(crate) fn count(&mut self, sent: Instant, answer: &Result<Answer<ClaimReply>, Error>) {
-        let (what, is_heard) = match answer {
+        let (what, is_answered) = match answer {
             Ok(answer) if answer.replayed => ("replayed", true),
             Ok(_) => ("granted", true),
             Err(error) => error.problem().map_or((LOST, false), |problem| (problem.code.as_str(), true)),
         };
         *self.answers.entry(what.to_owned()).or_default() += 1;
-        if is_heard {
+        if is_answered {
             self.latency.record(sent.elapsed());
         }
         let undecided = answer.as_ref().err().filter(|error| error.retry_after().is_some());
@@ -102,17 +102,16 @@ impl Tally {
         self.slice().undecided += 1;
     }
 
-    /// The storm is over.
     pub(crate) fn end(&mut self) {
         self.ended = Some(Instant::now());
     }
 
-    /// How long it went on.
-    pub(crate) fn lasted(&self) -> Duration {
+    /// Returns how long the storm has taken.
+    pub(crate) fn duration(&self) -> Duration {
         self.ended.unwrap_or_else(Instant::now) - self.began
     }
 
-    /// How it went, in no more parts than can be looked at.
+    /// Returns the course of the storm in at most [`SLICES_MAX`] slices.
     pub(crate) fn timeline(&self) -> Timeline {
         let together = self.slices.len().div_ceil(SLICES_MAX).max(1);
         let slices = self.slices.chunks(together).map(|slices| {
@@ -128,7 +127,7 @@ impl Tally {
 
     fn slice(&mut self) -> &mut Slice {
         let slice = self.began.elapsed().as_millis() / u128::from(SLICE_MS);
-        // No storm is long enough for more.
+        // No storm is long enough to exceed `u16`.
         let index = usize::from(u16::try_from(slice).unwrap_or(u16::MAX));
         if self.slices.len() <= index {
             self.slices.resize(index + 1, Slice::default());
@@ -137,7 +136,7 @@ impl Tally {
     }
 }
 
-/// Whether the edge has refused since there were too many requests.
+/// Returns whether the edge rejected the request because there were too many.
 pub(crate) fn is_rate_limited(error: &Error) -> bool {
     error.problem().is_some_and(|problem| problem.status.as_u16() == 429)
 }
@@ -147,14 +146,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_storm_is_told_in_no_more_slices_than_a_short_one() {
+    fn a_long_storm_is_reported_in_at_most_sixty_slices() {
         let mut tally = Tally::new();
         let one = Slice { claimed: 1, denied: 2, undecided: 3 };
         tally.slices = vec![one; 130];
         let timeline = tally.timeline();
         assert_eq!(timeline.slices.len(), 44);
         assert_eq!(timeline.slices[0], Slice { claimed: 3, denied: 6, undecided: 9 });
-        assert_eq!(timeline.slices[43], one, "the last is what is left");
+        assert_eq!(timeline.slices[43], one, "the last slice is the remainder");
         assert!((timeline.slice_s - 0.3).abs() < 1e-9);
     }
 }

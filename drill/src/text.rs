@@ -1,4 +1,4 @@
-//! The report as people read it in a terminal, at 80 columns.
+//! The report as text for a terminal, 80 columns wide.
 
 use comfy_table::presets::NOTHING;
 use comfy_table::{ContentArrangement, Table};
@@ -6,16 +6,16 @@ use comfy_table::{ContentArrangement, Table};
 use crate::Report;
 use crate::latency::{Bar, LatencyFigures};
 
-/// The width of tables where there is no terminal to ask.
+/// The width of tables if there is no terminal.
 const COLUMNS: u16 = 80;
 /// The longest bar, in characters.
 const BAR_MAX: usize = 40;
 
-/// The report as people read it.
+/// Formats the report as text.
 pub fn text(report: &Report) -> String {
     let mut parts = vec![
         format!(
-            "drill of {} ({})\ncampaign {}\n{} users for {} units, {} at once: {:.1} s",
+            "drill of {} ({})\ncampaign {}\n{} users, {} units, {} users at once: {:.1} s",
             report.url,
             report.through,
             report.campaign_id,
@@ -43,7 +43,7 @@ fn checks(report: &Report) -> String {
 
 fn answers(report: &Report) -> String {
     let mut table = table();
-    table.set_header(["tries", "what came of them"]);
+    table.set_header(["tries", "outcome"]);
     for (what, count) in &report.answers {
         table.add_row([count.to_string(), what.clone()]);
     }
@@ -63,7 +63,7 @@ fn latency(latency: &LatencyFigures) -> String {
     head + &table.to_string()
 }
 
-/// The bounds of a bar in words.
+/// Describes the range of a bar.
 pub(crate) fn range(bar: &Bar) -> String {
     match bar.up_to_ms {
         Some(up_to) => format!("up to {up_to} ms"),

@@ -1,35 +1,33 @@
-import { ClaimgateClient, newKey, userOf } from "./claimgate.js";
-import { languages } from "./messages.js";
+import { ClaimgateClient, newKey, userOf } from "./client/claimgate.js";
+import { languageOf, languages } from "./messages.js";
+import { load, save } from "./storage.js";
+import { $, fill, minute, moment, show, showCountdown, wantsToSwitch, zoneName } from "./text.js";
 
 const POLL_MS_MIN = 2000, POLL_MS_MAX = 15000, CLOCK_MS_MAX = 60000, SNAPSHOT_MS_MAX = 3000, EARLY_TRIES_MAX = 6;
-const LOOK_MS_MIN = 3000, LOOK_AGAIN_MS = 15000, CROWD_MS = 8000, OTHERS_MAX = 5;
+const LOOKUP_MS_MIN = 3000, LOOKUP_RETRY_MS = 15000, LOOKUP_SPREAD_MS = 8000, OTHERS_MAX = 5;
 const STOPPED = /^(not_started|paused|sold_out|ended)$/;
 const LIMITED = /^user_/;
-const CLOSED = /^(scheduled|paused|ended|sold_out|loading|error)$/; // in an unknown state the server decides
-const SPENT = /^(claim_(expired|returned|revoked)|idempotency_key_reused)$/; // this key cannot win
+const LACKS_PASS = /^(pass_required|no_pass)$/;
+const CLOSED = /^(scheduled|paused|ended|sold_out|loading|error)$/; // in any other state the server decides
+const SPENT = /^(claim_(expired|returned|revoked)|idempotency_key_reused)$/; // a claim with this key can no longer be granted
 const ACTIVE = /^(granted|held)$/;
 
-const $ = (id) => document.getElementById(id);
 const query = new URLSearchParams(location.search);
-const campaign = query.get("campaign") || "demo";
+const campaign = query.get("campaign");
+const NO_USER = userOf("");
 const client = new ClaimgateClient({ token: currentToken });
 const jitter = (ms) => ms * (0.8 + 0.4 * Math.random());
 
-let lang = [query.get("lang"), ...navigator.languages].map((tag) => tag?.slice(0, 2)).find((tag) => languages[tag]) ?? "en";
-let token; // null: signed out
-let view, failure, clock, user, busy, slowed = null, copied, lastState, pollTimer, polling, seenAt, interval = POLL_MS_MIN;
-let pending; // a claim is without an answer: asking again is the same claim
-let outcome; // { kind: won | denied | error (not known), code, problem, claim, at, until }
-let own; // the user's claims and what is left to the user, as last looked up: { items, allowance }
-let lookTimer, lookFrom = 0, claimsMade = 0;
+let lang = languageOf(query);
+let token; // null if signed out
+let signInUrl; // where a visitor without a token signs in, if anywhere
+let view, failure, clock, user, busy, slowed = null, copied, lastState, pollTimer, polling, refreshedAt, interval = POLL_MS_MIN;
+let pending; // a claim's outcome is unknown: a retry is the same claim
+let outcome; // { kind: won | denied | error (unknown), code, problem, claim, at, until }
+let own; // the user's claims and allowance from the last lookup: { items, allowance }
+let passes; // the visitor's passes, if the campaign requires one
+let lookupTimer, nextLookupAt = 0, claimsMade = 0, codesWait = LOOKUP_MS_MIN;
 
-// The token is this tab's, the demo's guest and the last claim are all tabs'.
-function load(name, box = "localStorage") {
-	try { return JSON.parse(window[box][`claimgate:${name}`]); } catch {}
-}
-function save(name, value, box = "localStorage") {
-	try { window[box][`claimgate:${name}`] = JSON.stringify(value); } catch { /* refused */ }
-}
 const lastClaim = () => `last:${campaign}:${user}`;
 
 function problemOf({ code, status, problem, retryAfterMs }) {
@@ -38,14 +36,14 @@ function problemOf({ code, status, problem, retryAfterMs }) {
 	return { kind, code, problem, wait_ms: retryAfterMs, until, at: now() };
 }
 
-const now = () => Date.now() + (clock?.offset ?? 0); // the server's clock; it decides, as a view may be old
+const now = () => Date.now() + (clock?.offset ?? 0); // the server's time, by which claims are decided
 
 function stateNow() {
 	if (view.ends_at && now() >= Date.parse(view.ends_at)) return "ended";
 	return view.state === "scheduled" && now() >= Date.parse(view.starts_at) ? "open" : view.state;
 }
 
-const nextTurn = () => (now() < Date.parse(view.starts_at) ? view.starts_at : view.ends_at);
+const nextBoundary = () => (now() < Date.parse(view.starts_at) ? view.starts_at : view.ends_at);
 
 function pollIn(ms) {
 	clearTimeout(pollTimer);
@@ -53,15 +51,15 @@ function pollIn(ms) {
 }
 
 async function refresh() {
-	if (polling) return;
+	if (polling || !campaign) return;
 	polling = true;
-	const sent = Date.now(), lost = failure, version = view?.version;
-	const fresh = !clock || sent - clock.at > CLOCK_MS_MAX; // a view that has not changed brings no server_time
+	const sent = Date.now(), lastFailure = failure, version = view?.version;
+	const resync = !clock || sent - clock.at > CLOCK_MS_MAX; // an unchanged view has no new server_time
 	try {
-		const seen = await client.campaign(campaign, { known: fresh ? undefined : view });
-		if (seen !== view) take(seen, sent, fresh);
+		const fetched = await client.campaign(campaign, { known: resync ? undefined : view });
+		if (fetched !== view) acceptView(fetched, sent, resync);
 		failure = null;
-		seenAt = now();
+		refreshedAt = now();
 	} catch (error) {
 		failure = problemOf(error);
 	}
@@ -69,16 +67,44 @@ async function refresh() {
 	interval = Math.abs(Date.parse(view?.starts_at) - now()) < 30000 ? POLL_MS_MIN : Math.min(interval * 1.4, POLL_MS_MAX);
 	pollIn(jitter(interval) + (failure?.wait_ms ?? 0));
 	render();
-	if (lost && !failure && pending && token && !secondsTo(outcome?.until)) claim(); // the network is back
-	else if (version && view.version !== version) lookUpIn(spread());
+	if (lastFailure && !failure && pending && token && !secondsTo(outcome?.until)) claim(); // the network is back
+	else if (version && view.version !== version) lookUpIn(lookupDelay());
 	else if (outcome?.claim?.status === "held") lookUpIn(0);
 }
 
-function take(seen, sent, fresh) {
-	const took = Date.now() - sent;
-	if (fresh || took < clock.took + 50) clock = { offset: Date.parse(seen.server_time) - sent - took / 2, took, at: sent };
-	if (view?.state !== seen.state) interval = POLL_MS_MIN;
-	if (!(seen.version < view?.version)) view = seen;
+function acceptView(fetched, sent, resync) {
+	const roundTrip = Date.now() - sent;
+	if (resync || roundTrip < clock.roundTrip + 50) clock = { offset: Date.parse(fetched.server_time) - sent - roundTrip / 2, roundTrip, at: sent };
+	if (view?.state !== fetched.state) interval = POLL_MS_MIN;
+	if (!(fetched.version < view?.version)) view = fetched;
+	if (view.pass) loadPasses();
+}
+
+async function loadPasses() {
+	if (passes) return passes;
+	const { Passes } = await import("./pass/pass.js");
+	const ask = (path, options) => askAsUser(`/v1/campaigns/${encodeURIComponent(campaign)}${path}`, options);
+	passes ??= new Passes({ campaign, ask, now, changed: render, box: $("widget"), language: () => languages[lang].tag });
+	passes.update(view, token && user);
+	return passes;
+}
+
+// Gets a pass if a claim needs one, and returns whether the claim may be sent. A claim that may have been granted is sent
+// without a pass: the server finds it.
+async function getPass() {
+	if (pending || !view?.pass) return true;
+	const loaded = await loadPasses();
+	loaded.update(view, user);
+	return loaded.state === "none" || loaded.current || loaded.get();
+}
+
+// Returns another pass than the one that the server did not accept.
+async function renewPass() {
+	const loaded = await loadPasses();
+	loaded.drop();
+	loaded.update(view, user);
+	await loaded.get();
+	return loaded.current;
 }
 
 function useToken(given) {
@@ -87,26 +113,54 @@ function useToken(given) {
 	user = userOf(given);
 }
 
-async function currentToken(refused) {
-	if (refused && user === load("guest")) await demoToken();
+async function currentToken(rejected) {
+	if (rejected && user === load("guest")) await demoToken();
 	return token;
 }
 
+async function ask(path, options) {
+	return fetch(path, { ...options, signal: AbortSignal.timeout?.(6000) }).catch(() => ({}));
+}
+
+async function askAsUser(path, { isAnonymous, headers, ...options } = {}) {
+	return ask(path, { ...options, headers: isAnonymous ? headers : { ...headers, Authorization: `Bearer ${token}` } });
+}
+
+const unanswered = ({ status }) => ({ kind: "error", code: status ? "overloaded" : "network", at: now() });
+
+// For a visitor without a token: offers to sign in, or else gets a demo token. Returns the problem if neither is possible.
+async function welcome() {
+	const reply = await findSignIn();
+	if (reply.ok) signOut();
+	else if (reply.status === 404) return demoToken();
+	else return unanswered(reply);
+}
+
+async function findSignIn() {
+	const reply = await ask("/sign-in/settings");
+	if (reply.ok) signInUrl = (await reply.json().catch(() => ({}))).url;
+	return reply;
+}
+
+// Gets a demo token if the edge has them. Otherwise returns the problem.
 async function demoToken() {
 	const user_id = load("guest") ?? `guest-${newKey().slice(-8)}`;
 	save("guest", user_id);
 	const post = { method: "POST", body: JSON.stringify({ user_id }), headers: { "Content-Type": "application/json" } };
-	const reply = await fetch("/demo/token", { ...post, signal: AbortSignal.timeout(6000) }).catch(() => ({}));
+	const reply = await ask("/demo/token", post);
 	const given = reply.ok && (await reply.json().catch(() => ({}))).token;
 	if (given) useToken(given);
 	else if (/40[1345]/.test(reply.status)) signOut();
-	else if (!token) outcome = { kind: "error", code: reply.status ? "overloaded" : "network", at: now() };
+	else if (!token) return unanswered(reply);
 }
 
 function signOut(problem) {
 	token = null;
 	save("token", null, "sessionStorage");
+	passes?.drop();
 	outcome = { ...problem, code: "unauthenticated", kind: "denied" };
+	own = null;
+	if (!signInUrl) findSignIn().then(render);
 }
 
 async function claim() {
@@ -115,17 +169,18 @@ async function claim() {
 	outcome = null;
 	claimsMade++;
 	render();
-	$("result").focus(); // the button goes; what comes is announced from here on
-	if (!token) await demoToken();
-	if (token) conclude(await ask());
+	$("result").focus(); // the button disappears; screen readers continue with the result
+	if (!token) outcome = (await welcome()) ?? outcome;
+	if (token) conclude(await sendClaim());
 	busy = slowed = null;
 	render();
 }
 
-async function ask() {
+async function sendClaim() {
+	if (!(await getPass())) return passes.state === "missing" ? passRequired() : { kind: "denied", code: "no_pass", at: now() };
 	for (let tries = 1; ; tries++) {
 		try {
-			const { claim, remaining, replayed } = await client.claim(campaign, { onRetry });
+			const { claim, remaining, replayed } = await client.claim(campaign, { onRetry, pass: (wasRejected) => (wasRejected ? renewPass() : passes?.current) });
 			pending = false;
 			return { ...fromClaim(claim, replayed), remaining };
 		} catch (error) {
@@ -133,9 +188,16 @@ async function ask() {
 			const wait = answer.until - now();
 			pending = error.outcomeUnknown;
 			if (answer.code !== "not_started" || wait > SNAPSHOT_MS_MAX || tries === EARLY_TRIES_MAX) return answer;
-			await new Promise((done) => setTimeout(done, Math.max(0, wait) + 300 * Math.random())); // our clock is ahead
+			await new Promise((done) => setTimeout(done, Math.max(0, wait) + 300 * Math.random())); // our clock is ahead of the server's
 		}
 	}
+}
+
+// Without a view, only loads the campaign: the user has not seen it yet, so there is nothing to claim.
+async function tryAgain() {
+	if (view || pending) return claim();
+	interval = POLL_MS_MIN;
+	await refresh();
 }
 
 function onRetry(error, wait) {
@@ -152,45 +214,46 @@ function fromClaim(claim, replayed) {
 function conclude(answer) {
 	outcome = answer;
 	const { kind, code, claim, remaining } = answer;
-	if (claim) save(lastClaim(), claim);
+	if (claim) keep(claim);
+	codesWait = LOOKUP_MS_MIN;
 	if (kind === "won" && view && remaining >= 0) view.remaining = remaining;
 	if (code === "unauthenticated") signOut(answer);
-	if (kind === "won" || STOPPED.test(code)) pollIn(jitter(1.25 * SNAPSHOT_MS_MAX)); // till then the edge's view is older
+	if (kind === "won" || STOPPED.test(code)) pollIn(jitter(1.25 * SNAPSHOT_MS_MAX)); // until then the edge may serve an older view
 	if (kind !== "won" && !LIMITED.test(code)) return;
-	if (own) own.allowance = null; // looked up again
-	lookUpIn(kind === "won" ? 2000 * Math.random() : spread());
+	if (own) own.allowance = null; // out of date
+	lookUpIn(kind === "won" ? 2000 * Math.random() : lookupDelay());
 }
 
-// Thousands load the page at an opening, when core has claims to decide: look-ups come spread out.
-const spread = () => Math.random() * (!view || stateNow() === "open" ? CROWD_MS : 1000);
+// A random delay for lookups: when a campaign opens, thousands load the page while core is busy with claims.
+const lookupDelay = () => Math.random() * (!view || stateNow() === "open" ? LOOKUP_SPREAD_MS : 1000);
 
 function lookUpIn(ms) {
-	clearTimeout(lookTimer);
-	lookTimer = setTimeout(lookUp, Math.max(ms, lookFrom - performance.now()));
+	clearTimeout(lookupTimer);
+	lookupTimer = setTimeout(lookUp, Math.max(ms, nextLookupAt - performance.now()));
 }
 
 async function lookUp() {
 	if (!token || document.hidden) return;
-	if (busy) return lookUpIn(LOOK_MS_MIN);
+	if (busy) return lookUpIn(LOOKUP_MS_MIN);
 	const before = claimsMade;
-	lookFrom = performance.now() + LOOK_MS_MIN;
+	nextLookupAt = performance.now() + LOOKUP_MS_MIN;
 	try {
 		const found = await client.claims(campaign);
-		if (before !== claimsMade) return lookUpIn(0); // a claim made since may be missing
+		if (before !== claimsMade) return lookUpIn(0); // the result may lack a claim made meanwhile
 		own = found;
-		showOwn();
+		showOwnClaims();
 	} catch (error) {
 		const answer = problemOf(error);
 		if (answer.kind === "error" || answer.code === "rate_limited") {
-			lookFrom = performance.now() + Math.max(answer.wait_ms, jitter(LOOK_AGAIN_MS));
+			nextLookupAt = performance.now() + Math.max(answer.wait_ms, jitter(LOOKUP_RETRY_MS));
 			lookUpIn(0);
 		} else if (answer.code === "unauthenticated" && !busy) signOut(answer);
 	}
 	render();
 }
 
-// A claim that is shown is shown as it now stands; else the newest that counts is.
-function showOwn() {
+// Updates the claim that is shown. If there is none, shows the newest active one.
+function showOwnClaims() {
 	const { items, next_cursor } = own;
 	const shown = outcome?.claim;
 	const found = items.find(({ id }) => id === shown?.id);
@@ -198,158 +261,205 @@ function showOwn() {
 	else if (shown && !next_cursor) outcome = { kind: "denied", code: "claim_not_found", at: now() };
 	const newest = items.find(({ status }) => ACTIVE.test(status)) ?? items[0];
 	if (newest && !outcome) outcome = fromClaim(newest);
-	save(lastClaim(), newest ?? null);
+	keep(newest);
+	if (!items.some(lacksCodes)) return;
+	lookUpIn(jitter(codesWait));
+	codesWait = Math.min(codesWait * 2, LOOKUP_RETRY_MS);
 }
 
-// Units that the user's limits leave; undefined while that is not known.
+const codesOf = ({ codes }) => codes ?? [];
+const lacksCodes = (claim) => view?.codes && claim.status === "granted" && !codesOf(claim).length;
+
+// Keeps a claim for the next visit, without its codes.
+const keep = (claim) => save(lastClaim(), claim ? { ...claim, codes: undefined } : null);
+
+// Returns the units that the limits leave the user; null or undefined while unknown.
 function leftToUser() {
 	const { per_user_per_day, per_user } = own?.allowance ?? {};
 	return own?.allowance && Math.min(per_user_per_day ?? Infinity, per_user ?? Infinity);
 }
 
-// The limit that refuses the user's next claim, as the refusal would say it.
-function foreseen() {
+const passRequired = () => ({ kind: "denied", code: "pass_required", problem: { until_at: view.pass?.until }, at: now() });
+
+// Returns the denial that the user's next claim would get for want of a pass or from the user's limits, if any.
+function nextDenial() {
+	if (passes?.state === "missing") return passRequired();
 	if (leftToUser() !== 0) return null;
 	const { per_user, resets_at } = own.allowance;
 	return { kind: "denied", ...(per_user === 0 ? { code: "user_limit_reached" } : { code: "user_daily_limit_reached", problem: { resets_at } }) };
 }
 
-function lapsed({ code, at, until, problem }) {
+// Returns when the held claim expires, in milliseconds; NaN without one.
+const heldUntil = () => (outcome?.claim?.status === "held" ? Date.parse(outcome.claim.expires_at) : NaN);
+
+function isOutdated({ code, at, until, problem }) {
 	if (LIMITED.test(code)) return (until > at && now() >= until) || view?.version > problem?.version;
-	return STOPPED.test(code) && seenAt > at + SNAPSHOT_MS_MAX && view && !CLOSED.test(stateNow());
+	if (LACKS_PASS.test(code)) return passes?.current || passes?.state === "none";
+	return STOPPED.test(code) && refreshedAt > at + SNAPSHOT_MS_MAX && view && !CLOSED.test(stateNow());
 }
 
-function show(target, text) {
-	const element = target.nodeType ? target : $(target);
-	if (element.textContent !== text) element.textContent = text;
+// Returns the text for a granted claim: what proves it, or the state of its codes.
+function proofOf({ status, codes }, words) {
+	if (status !== "granted") return "";
+	return view?.codes ? words.codes[codes?.length ? 1 : 0] : words.keepId;
 }
 
-const moment = (time) => new Date(time).toLocaleString(languages[lang].tag, { weekday: "short", month: "short", day: "numeric", hour: "numeric", minute: "2-digit" });
-
-// Parts between "|" without a value, or with 0, go.
-function fill(template, values, joint = "") {
-	const known = (part) => [...part.matchAll(/{(\w+)}/g)].every(([, name]) => values[name]);
-	const value = (_, name) => name.endsWith("_at") ? moment(values[name]) : values[name].toLocaleString(languages[lang].tag);
-	return template.split("|").filter(known).join(joint).replace(/{(\w+)}/g, value);
+// Returns the text for a held claim: until when, how much time is left, and what to do.
+function holdOf({ status, expires_at }, words) {
+	if (status !== "held") return "";
+	const left = secondsTo(Date.parse(expires_at));
+	const parts = { hours: Math.floor(left / 3600), minutes: Math.floor(left / 60) % 60, seconds: left % 60 };
+	const isToday = new Date(expires_at).toDateString() === new Date(now()).toDateString();
+	return fill(words, words.hold, { until: isToday ? minute(words, expires_at) : moment(words, expires_at), left: fill(words, words.span, parts).trim() });
 }
 
 function render() {
 	const words = languages[lang];
-	if (outcome && lapsed(outcome)) outcome = null;
+	if (outcome && isOutdated(outcome)) outcome = null;
 	const state = view ? stateNow() : failure ? "error" : "loading";
-	const shown = busy ? slowed : outcome ?? (view ? (STOPPED.test(state) ? null : foreseen()) : failure);
+	const unloaded = !view && failure && (!outcome || outcome.code === "unauthenticated") ? failure : null;
+	const shown = busy ? slowed : unloaded ?? outcome ?? (view && !STOPPED.test(state) ? nextDenial() : null);
 	document.body.dataset.phase = busy ?? shown?.kind ?? state;
 	document.documentElement.lang = words.tag;
 	$("lang").lang = lang === "en" ? "zh-CN" : "en";
-	show("state", words.state[state] ?? (STOPPED.test(state) ? words[state][0] : state));
+	show("state", state === "error" ? "" : words.state[state] ?? (STOPPED.test(state) ? words[state][0] : state));
 	$("state").dataset.state = state;
 	if (view) renderCampaign(words, state);
-	else if (failure) show("name", campaign);
+	else if (failure) show("name", campaign || "claimgate");
 	renderResult(words, shown, state);
 	renderButtons(words, shown, state);
-	show("user", token ? fill(words.you, { user }) : token === null ? words.unauthenticated[0] : "");
-	show("note", view && failure ? words.network[0] : "");
+	show("user", token ? fill(words, words.you, { user }) : "");
+	show("sign-out", words.signOut);
+	$("sign-out").hidden = !token || user === load("guest");
+	show("note", view && failure ? textOfFailure(words)[0] : "");
 }
 
 function renderCampaign(words, state) {
 	const { name, remaining, time_zone, starts_at, limits } = view;
 	document.title = name;
 	show("name", name);
+	document.querySelector(".stock").hidden = state === "ended"; // nothing is on offer after the end
+	show("remaining-label", remaining == null ? "" : words.leftLabel);
 	show("remaining", remaining?.toLocaleString(words.tag) ?? words.unlimited);
-	show("remaining-of", remaining == null ? "" : fill(words.left, limits));
+	show("remaining-of", remaining == null || limits.total == null ? "" : fill(words, words.left, limits));
 	$("meter").hidden = remaining == null || !limits.total;
 	$("meter").value = remaining / limits.total || 0;
-	show("limits", words.perPerson + (fill(words.limits, { ...limits, time_zone }, " · ") || words.noLimits));
+	show("limits", words.perPerson + (fill(words, words.limits, { ...limits, zone: zoneName(words, time_zone) ?? time_zone }, " · ") || words.noLimits));
 
-	const to = state === "ended" ? null : nextTurn();
+	const to = state === "ended" ? null : nextBoundary();
 	const starts = to === starts_at;
-	const left = secondsTo(Date.parse(to));
-	const parts = [left / 86400, (left / 3600) % 24, (left / 60) % 60, left % 60].map(Math.floor);
-	Object.assign($("countdown").dataset, { to: to ? (starts ? "starts" : "ends") : "none", seconds: left });
-	show("countdown-label", to ? (starts ? words.opensIn : words.endsIn) : state === "ended" ? words.ended[0] : words.noEnd);
-	show("when", fill(words.at, { to_at: to ?? view.ends_at }));
-	[...$("countdown").children].forEach((cell, at) => {
-		cell.hidden = !at && !parts[0];
-		show(cell.firstChild, to ? String(parts[at]).padStart(at && 2, "0") : "--");
-		show(cell.lastChild, words.units[at]);
-	});
+	const label = to ? (starts ? words.opensIn : words.endsIn) : state === "ended" ? "" : words.noEnd;
+	showCountdown(words, { label, kind: to ? (starts ? "starts" : "ends") : "none", to, left: secondsTo(Date.parse(to)) });
 }
 
-function textOf(words, { code, problem, claim, until }) {
+function textOfAnswer(words, { code, problem, claim, until }) {
 	const [title, detail] = words[code] ?? (claim ? words.claim : words.problem);
-	const expires_at = claim?.status === "held" && claim.expires_at;
-	return [title, fill(detail, { ...view?.limits, ...problem, ...claim, expires_at, seconds: secondsTo(until) })];
+	const proof = claim && proofOf(claim, words);
+	const texts = { proof, code: view?.codes && proof, hold: claim && holdOf(claim, words), seconds: secondsTo(until) };
+	return [title, fill(words, detail, { ...view?.limits, ...problem, ...claim, ...texts })];
+}
+
+// Returns the texts for a campaign that could not be loaded. Nothing was claimed, so no outcome is unknown.
+function textOfFailure(words) {
+	if (failure.kind !== "error" || failure.code === "campaign_not_ready") return textOfAnswer(words, failure);
+	return [(failure.code === "network" ? words.network : words.not_configured)[0], words.loading];
+}
+
+// Returns the stub's title and the line below it. A campaign's state has no title here: #state shows it.
+function textOf(words, shown, state) {
+	if (shown?.code === "unauthenticated" && signInUrl) return words.signInFirst;
+	if (shown) return shown === failure ? textOfFailure(words) : textOfAnswer(words, shown);
+	if (busy) return busy === "retrying" ? words.asking : [words.button.sending, words.idle];
+	return ["", STOPPED.test(state) ? textOfAnswer(words, { code: state, problem: view })[1] : words.idle];
 }
 
 const secondsTo = (until) => Math.max(0, Math.ceil((until - now()) / 1000)) || 0;
 
 function renderResult(words, shown, state) {
-	const told = shown ?? (!busy && STOPPED.test(state) ? { code: state, problem: view } : null);
-	const [title, detail] = told ? textOf(words, told) : busy === "retrying" ? words.asking : [busy ? words.button.sending : "", words.idle];
+	const [title, detail] = textOf(words, shown, state);
 	const won = shown?.kind === "won" && shown.claim;
 	$("result").dataset.code = shown?.code ?? "";
-	$("result").classList.toggle("told", busy === "retrying" || (told && !won));
+	$("result").classList.toggle("has-title", Boolean(title && !won) && busy !== "sending");
 	show("yours", words.yours);
 	show("no", won ? "No." : "");
 	show("sequence", String(won ? won.sequence : "—"));
 	$("sequence").style.setProperty("--digits", $("sequence").textContent.length);
-	$("message").ariaLive = told === shown ? "polite" : "off"; // #state announces the campaign's
 	show("message", title);
 	show("detail", detail);
+	show("pass", !passes || (busy && passes.state !== "solving") ? "" : fill(words, words.pass[passes.state] ?? "", { seconds: secondsTo(passes.retryAt), expires_at: passes.expiresAt }));
 	$("proof").hidden = !won;
-	show("claim-id", won ? won.id : "");
-	show("copy", won && copied === won.id ? words.copied : words.copy);
-	show("request", fill(words.request, shown?.problem ?? {}));
+	show("claim-id", won ? codesOf(won).join("\n") || won.id : "");
+	show("copy", won && copied === $("claim-id").textContent ? words.copied : words.copy);
+	show("request", fill(words, words.request, shown?.problem ?? {}));
 	renderOwn(words, shown, state);
 }
 
 function renderOwn(words, shown, state) {
 	const others = (own?.items ?? []).filter(({ id, status }) => !busy && id !== shown?.claim?.id && ACTIVE.test(status));
-	const numbers = others.slice(0, OTHERS_MAX).map(({ sequence }) => sequence).join(", ") + (others.length > OTHERS_MAX ? " …" : "");
-	show("others", fill(words.others, { numbers }));
-	const told = !busy && shown?.claim && state === "open";
-	const refusal = foreseen();
+	const named = others.slice(0, OTHERS_MAX).map((claim) => [claim.sequence, ...codesOf(claim)].join(" "));
+	const numbers = named.join(", ") + (others.length > OTHERS_MAX ? " …" : "");
+	show("others", fill(words, words.others, { numbers }));
+	const showsLeft = !busy && shown?.claim && state === "open";
+	const denial = nextDenial();
 	const left = leftToUser();
-	show("left", !told ? "" : refusal ? textOf(words, refusal).join(words.full) : left < Infinity ? fill(words.more, { left }) : "");
+	show("left", !showsLeft ? "" : denial ? textOfAnswer(words, denial).join(words.full) : left < Infinity ? fill(words, words.more, { left }) : "");
 }
 
 function renderButtons(words, shown, state) {
 	const { code, kind, until } = shown ?? {};
 	const done = kind === "won" || SPENT.test(code);
 	const stuck = pending || kind === "error" || /^(rate_limited|claim_not_found)$/.test(code);
-	const again = !busy && token !== null && (done ? state === "open" && (kind === "won" ? leftToUser() > 0 : leftToUser() !== 0) : stuck);
+	const again = !busy && (token !== null || !view) && (done ? state === "open" && (kind === "won" ? leftToUser() > 0 : leftToUser() !== 0) : stuck);
 	const seconds = secondsTo(until);
 	$("again").hidden = !again;
 	$("again").disabled = seconds > 0;
-	show("again", done ? words.another : fill(words.again, { seconds }));
-	const refused = STOPPED.test(code) || LIMITED.test(code) ? code : CLOSED.test(state) ? state : null;
-	const label = busy || (token === null ? "unauthenticated" : refused);
-	$("claim").hidden = again || done;
-	$("claim").disabled = label;
-	show("claim", words.button[label ?? "open"] ?? words.state[label] ?? (words[label] ?? words.problem)[0]);
+	$("again").classList.toggle("minor", shown?.claim?.status === "held"); // completing the held claim is more important
+	show("again", done ? words.another : fill(words, words.again, { seconds }));
+	const lacksPass = passes?.state === "missing" && !pending;
+	const denied = STOPPED.test(code) || LIMITED.test(code) ? code : CLOSED.test(state) ? state : lacksPass ? "pass_required" : null;
+	const reason = busy || (token === null ? "unauthenticated" : denied);
+	const offersSignIn = token === null && signInUrl && state !== "ended";
+	$("sign-in").hidden = !offersSignIn;
+	show("sign-in", words.signIn);
+	$("claim").hidden = offersSignIn || again || done || /^(ended|error)$/.test(state);
+	$("claim").disabled = reason;
+	show("claim", words.button[busy || "open"]); // the reason is shown above the button
 }
 
-// A crowd sees the state turn at once: it asks spread out.
+// Runs every second. At a change of state all pages poll, so each waits for a random time.
 function tick() {
 	const state = view && stateNow();
 	if (lastState && state !== lastState) pollIn(Math.random() * 800);
 	lastState = state;
+	if (view) passes?.update(view, token && user);
 	if (now() >= Date.parse(own?.allowance?.resets_at)) {
 		own.allowance = null;
-		lookUpIn(spread());
+		lookUpIn(lookupDelay());
 	}
 	render();
-	const left = (view && Date.parse(nextTurn()) - now()) || 0;
+	if (now() >= heldUntil()) lookUpIn(0);
+	const left = (view && Date.parse(nextBoundary()) - now()) || 0;
 	setTimeout(tick, (left > 0 ? left % 1000 : 1000) + 5);
 }
 
 $("claim").onclick = claim;
-$("again").onclick = claim;
+$("again").onclick = tryAgain;
 $("copy").onclick = async () => {
 	getSelection().selectAllChildren($("claim-id"));
 	const id = $("claim-id").textContent;
-	await navigator.clipboard.writeText(id); // refused: it stays selected
+	await navigator.clipboard.writeText(id); // if this fails, the id stays selected
 	copied = id;
+	render();
+};
+$("sign-in").onclick = () => {
+	const url = new URL(signInUrl, location.href);
+	url.searchParams.set("return_to", location.href);
+	location.assign(url);
+};
+$("sign-out").onclick = async () => {
+	save("signed-out", true);
+	signOut();
+	outcome = (await welcome()) ?? outcome;
 	render();
 };
 $("lang").onclick = () => {
@@ -360,22 +470,46 @@ $("lang").onclick = () => {
 };
 document.onvisibilitychange = window.ononline = () => {
 	interval = POLL_MS_MIN;
-	if (clock) clock.at = 0; // it may have slept
+	if (clock) clock.at = 0; // the device may have slept
 	pollIn(secondsTo(failure?.until) * 1000);
-	lookUpIn(spread());
+	lookUpIn(lookupDelay());
 };
 window.onhashchange = () => location.reload();
 
-render();
-const given = new URLSearchParams(location.hash.slice(1)).get("token");
-if (given) history.replaceState(null, "", location.pathname + location.search);
-const known = given ?? load("token", "sessionStorage");
-await Promise.all([refresh(), known ? useToken(known) : demoToken()]);
+// Returns the user that a token names, if any.
+function userNamedBy(token) {
+	const user = token ? userOf(token) : NO_USER;
+	return user !== NO_USER ? user : null;
+}
+
+// Returns whether a link's token may replace the current one. A link can come from anyone, so a signed-in user is asked
+// before the page switches to another user.
+async function mayReplaceToken(given, current) {
+	const [user, other] = [current, given].map(userNamedBy);
+	if (!user || user === other || user === load("guest")) return true;
+	if (!other) return false;
+	return wantsToSwitch(languages[lang], { user, other });
+}
+
+async function begin() {
+	const link = new URLSearchParams(location.hash.slice(1));
+	const given = link.get("token");
+	if (link.has("pass")) save(`pass:${campaign}`, { pass: link.get("pass") }, "sessionStorage");
+	if (given || link.has("pass")) history.replaceState(null, "", location.pathname + location.search);
+	const current = load("token", "sessionStorage");
+	const chosen = given && (await mayReplaceToken(given, current)) ? given : current;
+	if (chosen) useToken(chosen);
+	else if (campaign) await welcome();
+}
+
+if (!campaign) failure = { kind: "denied", code: "no_campaign" };
+tick();
+await Promise.all([refresh(), begin()]);
 if (token) {
 	pending = await client.isPending(campaign);
 	const last = load(lastClaim());
 	if (last) outcome = fromClaim(last);
 }
-tick();
+render();
 if (pending) claim();
-else lookUpIn(spread());
+else lookUpIn(lookupDelay());

@@ -1,318 +1,181 @@
-//! The Worker's settings: variables from wrangler.toml, secrets from the platform. Read once per isolate.
+//! The Worker's settings: variables from wrangler.toml and secrets from the platform, read once per isolate.
 
-use std::fmt::Display;
-use std::str::FromStr;
+mod cores;
+mod rates;
+mod traces;
 
-use claimgate_shared::jwt::{Algorithm, TokenRules, UserTokens};
+use claimgate_shared::CampaignId;
 use claimgate_shared::signature::NamedKey;
-use claimgate_shared::{Code, Problem};
+use claimgate_shared::user_id::UserIdRule;
 
-use crate::auth::{Authenticator, PublicKey};
-
-/// The most cores; a balancer can stand for more.
-const CORES_MAX: usize = 8;
-/// The first core's service binding; the others' are `CORE_2`, `CORE_3` and so on.
-const CORE_BINDING: &str = "CORE";
-const RATE_PERIOD_S: u32 = 10;
-const RATE_PERIOD_S_MAX: u32 = 3_600;
-/// A hundredth.
-const TRACE_OF_A_MILLION: u32 = 10_000;
+pub use self::cores::CoreAddress;
+pub use self::rates::RateConfig;
+pub use self::traces::TraceConfig;
+use crate::auth::passes::PassKeys;
+use crate::auth::{self, Authenticator};
+use crate::challenge::{self, Challenges};
+use crate::sign_in::{self, SignIn};
+use crate::user_ids;
+use crate::variables::{ConfigError, ConfigErrors, is_header_name, is_origin, secret};
 
 /// The Worker's settings.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// `CORE_URL`, or `CORES` and the service bindings: where the cores are, at least one.
+    /// `CORE_URL`, or `CORES` and the service bindings: the cores' addresses, at least one.
     pub cores: Vec<CoreAddress>,
     /// `EDGE_KEY`: signs requests to core.
     pub edge_key: NamedKey,
-    /// `USER_JWT_ALG`, `USER_JWT_KEY`, `USER_JWT_ISS`, `USER_JWT_AUD`: how user tokens are verified.
+    /// The variables `USER_JWT_…`: how user tokens are verified.
     pub authenticator: Authenticator,
-    /// `DEMO`: whether any client may mint a token for any user. Never outside the local environment.
+    /// `PASS_KEYS`: the keys of passes.
+    pub pass_keys: PassKeys,
+    /// `USER_ID_CLAIM`, `USER_ID_FORM`, `USER_ID_KEY`: how users' ids are derived from their tokens.
+    pub user_ids: UserIdRule,
+    /// `OIDC_CLIENT_ID`, `OIDC_SCOPE`, `OIDC_AUDIENCE`, or `SIGN_IN_URL`: how visitors of the page sign in.
+    pub sign_in: Option<SignIn>,
+    /// `CHALLENGE`, `PASS_SIGNING_KEY` and what belongs to them: the passes that this edge issues.
+    pub challenges: Option<Challenges>,
+    /// `DEMO`: whether any client may mint a token for any user. For the local environment only.
     pub demo: bool,
+    /// `DEFAULT_CAMPAIGN`: the campaign that the page shows if its URL names none.
+    pub default_campaign: Option<CampaignId>,
     /// `CORS_ORIGINS`: other origins whose pages may read responses.
     pub cors_origins: Vec<String>,
     /// `CLIENT_ADDRESS`: the source of the client's address.
     pub client_address: ClientAddress,
-    /// `RATE_PERIOD_S`, `RATE_ON_FAILURE`: the rate limiters' period, and what happens when they fail.
+    /// `RATE_PERIOD_S`, `RATE_ON_FAILURE`: the rate limiters' period, and whether they fail open.
     pub rate_limit: RateConfig,
-    /// `OTLP_URL`, `TRACE_RATIO`: where traces go, if anywhere.
+    /// `OTLP_URL`, `TRACE_RATIO`: where to send traces, and how many; `None` disables tracing.
     pub traces: Option<TraceConfig>,
-}
-
-/// Where traces go, and how many.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TraceConfig {
-    /// The collector's address for traces. Through a binding the host is unused.
-    pub url: String,
-    /// How many of a million requests are traced though the browser does not ask for it.
-    pub of_a_million: u32,
-}
-
-/// Where a core is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CoreAddress {
-    /// The origin of its internal API, without a trailing slash. Through a binding the host is unused.
-    pub origin: String,
-    /// The service binding that leads to it; over the network where there is none.
-    pub binding: Option<String>,
 }
 
 /// The source of the client's address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClientAddress {
-    /// This header, which Cloudflare or a proxy in front of the Worker has to set or remove.
+    /// A header, which Cloudflare or a proxy in front of the Worker must set or remove.
     Header(String),
-    /// The runtime: the address at the other end of the connection.
+    /// The runtime: the peer address of the connection.
     Peer,
 }
 
-/// The rate limiters' settings.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RateConfig {
-    /// The limiters' period, in seconds: a refused client may retry after it.
-    pub period_s: u32,
-    /// Whether a limiter that fails lets every request through; core decides every claim anyway.
-    pub fail_open: bool,
-}
-
-impl RateConfig {
-    /// The result of a limiter that failed.
-    ///
-    /// # Errors
-    /// `overloaded` when the limiters are to fail closed.
-    pub fn on_failure(self) -> Result<(), Problem> {
-        if self.fail_open {
-            return Ok(());
-        }
-        Err(Problem::new(Code::Overloaded, "nothing was tried: retry"))
-    }
-}
-
-/// A variable that is missing or wrong; for the log, never for a client.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{variable} {problem}")]
-pub struct ConfigError {
-    variable: &'static str,
-    problem: String,
-}
-
-impl ConfigError {
-    fn new(variable: &'static str, problem: impl Display) -> Self {
-        Self { variable, problem: problem.to_string() }
-    }
-}
-
 impl Config {
-    /// Reads every setting through `variable`, which returns `None` for those that are unset. `is_bound` tells whether there is
-    /// a service binding of a name: where one leads to core, `CORE_URL` is not read.
+    /// Reads all settings with `variable`, which returns `None` for an unset one. `is_bound` returns whether
+    /// a service binding exists: if `CORE` does, `CORE_URL` is ignored.
     ///
     /// # Errors
-    /// Names the first variable that is missing or wrong; never contains a secret's value.
-    pub fn read(
+    /// Names all missing or invalid variables; never contains a secret.
+    pub async fn read(
         variable: impl Fn(&str) -> Option<String>,
         is_bound: impl Fn(&str) -> bool,
-    ) -> Result<Self, ConfigError> {
-        Ok(Self {
-            cores: if is_bound(CORE_BINDING) {
-                bound_cores(&variable, is_bound)?
-            } else {
-                core_urls(&variable)?
-            },
-            edge_key: secret(&variable, "EDGE_KEY")?,
-            authenticator: authenticator(&variable)?,
-            demo: demo(&variable)?,
-            cors_origins: cors_origins(&variable)?,
-            client_address: client_address(&variable)?,
-            rate_limit: RateConfig {
-                period_s: rate_period_s(&variable)?,
-                fail_open: rate_fail_open(&variable)?,
-            },
-            traces: traces(&variable)?,
-        })
+    ) -> Result<Self, ConfigErrors> {
+        // An unset variable in a Compose file arrives as `NAME=`.
+        let variable =
+            |name: &str| variable(name).map(|text| trimmed(&text).to_owned()).filter(|text| !text.is_empty());
+        let mut errors = ConfigErrors::default();
+        let cores = errors.keep(cores::read(variable, is_bound));
+        let edge_key = errors.keep(secret(variable, "EDGE_KEY"));
+        let authenticator = auth::settings::authenticator(variable, &mut errors).await;
+        let pass_keys = PassKeys::read(variable, &mut errors).await;
+        let user_ids = errors.keep(user_ids::read(variable));
+        let sign_in = errors.keep(sign_in::read(variable));
+        let challenges = errors.keep(challenge::read(variable));
+        let demo = errors.keep(demo(variable));
+        let default_campaign = errors.keep(default_campaign(variable));
+        let cors_origins = errors.keep(cors_origins(variable));
+        let client_address = errors.keep(client_address(variable));
+        let rate_limit = errors.keep(rates::read(variable));
+        let traces = errors.keep(traces::read(variable));
+        let read = || {
+            Some(Self {
+                cores: cores?,
+                edge_key: edge_key?,
+                authenticator: authenticator?,
+                pass_keys: pass_keys?,
+                user_ids: user_ids?,
+                sign_in: sign_in?,
+                challenges: challenges?,
+                demo: demo?,
+                default_campaign: default_campaign?,
+                cors_origins: cors_origins?,
+                client_address: client_address?,
+                rate_limit: rate_limit?,
+                traces: traces?,
+            })
+        };
+        read().ok_or(errors)
     }
 }
 
-fn authenticator(variable: impl Fn(&str) -> Option<String>) -> Result<Authenticator, ConfigError> {
-    const ALGORITHM: &str = "USER_JWT_ALG";
-    const KEY: &str = "USER_JWT_KEY";
-    let rules =
-        TokenRules { issuer: name(&variable, "USER_JWT_ISS")?, audience: name(&variable, "USER_JWT_AUD")? };
-    let algorithm = match variable(ALGORITHM).filter(|text| !text.is_empty()) {
-        None => Algorithm::Hs256,
-        Some(text) => text.parse().map_err(|why| ConfigError::new(ALGORITHM, why))?,
-    };
-    if algorithm == Algorithm::Hs256 {
-        return Ok(Authenticator::Secret(UserTokens { key: secret(&variable, KEY)?, rules }));
-    }
-    let pem = variable(KEY).ok_or_else(|| ConfigError::new(KEY, "is not set"))?;
-    let key = PublicKey::from_pem(&pem, algorithm).map_err(|why| ConfigError::new(KEY, why))?;
-    Ok(Authenticator::PublicKey(key, rules))
-}
-
-fn secret<T: FromStr<Err: Display>>(
-    variable: impl Fn(&str) -> Option<String>,
-    name: &'static str,
-) -> Result<T, ConfigError> {
-    let text = variable(name).ok_or_else(|| ConfigError::new(name, "is not set"))?;
-    text.trim().parse().map_err(|why| ConfigError::new(name, why))
-}
-
-fn name(variable: impl Fn(&str) -> Option<String>, name: &'static str) -> Result<String, ConfigError> {
-    match variable(name) {
-        None => Ok("claimgate".to_owned()),
-        Some(text) if text.is_empty() => Err(ConfigError::new(name, "must not be empty")),
-        Some(text) => Ok(text),
-    }
+/// Removes white space and byte order marks around a value.
+fn trimmed(text: &str) -> &str {
+    text.trim_matches(|char: char| char.is_whitespace() || char == '\u{feff}')
 }
 
 fn demo(variable: impl Fn(&str) -> Option<String>) -> Result<bool, ConfigError> {
     match variable("DEMO").as_deref() {
-        None | Some("" | "0") => Ok(false),
+        None | Some("0") => Ok(false),
         Some("1") => Ok(true),
         Some(_) => Err(ConfigError::new("DEMO", "must be 1, 0 or unset")),
     }
 }
 
-fn core_urls(variable: impl Fn(&str) -> Option<String>) -> Result<Vec<CoreAddress>, ConfigError> {
-    const NAME: &str = "CORE_URL";
-    let list = variable(NAME).ok_or_else(|| ConfigError::new(NAME, "is not set"))?;
-    let mut cores: Vec<CoreAddress> = Vec::new();
-    for text in list.split(',').map(str::trim) {
-        let origin = text.strip_suffix('/').unwrap_or(text);
-        // The signature covers core's own paths, so no path can be put before them.
-        if !is_origin(origin) {
-            let form = "must be http(s)://host[:port] without a path, such as http://127.0.0.1:8080, or several of these with \
-                        commas between them";
-            return Err(ConfigError::new(NAME, form));
-        }
-        if cores.iter().any(|core| core.origin == origin) {
-            return Err(ConfigError::new(NAME, format!("names {origin} twice")));
-        }
-        cores.push(CoreAddress { origin: origin.to_owned(), binding: None });
-    }
-    if cores.len() > CORES_MAX {
-        return Err(ConfigError::new(NAME, format!("must be {CORES_MAX} cores at most")));
-    }
-    Ok(cores)
-}
-
-fn bound_cores(
-    variable: impl Fn(&str) -> Option<String>,
-    is_bound: impl Fn(&str) -> bool,
-) -> Result<Vec<CoreAddress>, ConfigError> {
-    const NAME: &str = "CORES";
-    let count = match variable(NAME).as_deref() {
-        None | Some("") => 1,
-        Some(text) => text
-            .parse()
-            .ok()
-            .filter(|count| (1..=CORES_MAX).contains(count))
-            .ok_or_else(|| ConfigError::new(NAME, format!("must be 1 to {CORES_MAX}")))?,
-    };
-    let address = |number| {
-        let binding = if number == 1 { CORE_BINDING.to_owned() } else { format!("{CORE_BINDING}_{number}") };
-        if !is_bound(&binding) {
-            return Err(ConfigError::new(NAME, format!("is {count}, but there is no binding {binding}")));
-        }
-        // A request through a binding needs a URL too.
-        Ok(CoreAddress { origin: format!("http://core-{number}"), binding: Some(binding) })
-    };
-    (1..=count).map(address).collect()
+fn default_campaign(variable: impl Fn(&str) -> Option<String>) -> Result<Option<CampaignId>, ConfigError> {
+    const NAME: &str = "DEFAULT_CAMPAIGN";
+    let id = variable(NAME).filter(|text| !text.is_empty()).map(CampaignId::try_from);
+    id.transpose().map_err(|why| ConfigError::new(NAME, why))
 }
 
 fn cors_origins(variable: impl Fn(&str) -> Option<String>) -> Result<Vec<String>, ConfigError> {
     let list = variable("CORS_ORIGINS").unwrap_or_default();
     let origins = list.split(',').map(str::trim).filter(|origin| !origin.is_empty());
+    let form =
+        "must be a comma-separated list of http(s)://host[:port], the host in ASCII (xn--…); no wildcard";
     origins
-        .map(|origin| {
-            if is_origin(origin) {
-                Ok(origin.to_owned())
-            } else {
-                Err(ConfigError::new(
-                    "CORS_ORIGINS",
-                    "must be a comma-separated list of http(s)://host[:port]; no wildcard",
-                ))
-            }
-        })
+        .map(|origin| browser_origin(origin).ok_or_else(|| ConfigError::new("CORS_ORIGINS", form)))
         .collect()
+}
+
+/// Normalizes an origin to the form that browsers send: lower case, without the scheme's default port.
+/// Returns `None` if no browser can send it.
+fn browser_origin(text: &str) -> Option<String> {
+    let origin = text.to_ascii_lowercase();
+    let (scheme, authority) = origin.split_once("://")?;
+    // The colons of an IPv6 address are inside brackets.
+    let (host, port) = match authority.rsplit_once(':') {
+        Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
+        _ => (authority, None),
+    };
+    let is_address = host.starts_with('[') && host.ends_with(']');
+    if !is_origin(&origin) || host.is_empty() || !is_address && host.contains([':', '[', ']']) {
+        return None;
+    }
+    let Some(port) = port else { return Some(origin) };
+    let number: u16 = port.parse().ok()?;
+    match (scheme, number) {
+        (_, 0) => None,
+        ("https", 443) | ("http", 80) => Some(format!("{scheme}://{host}")),
+        _ => Some(format!("{scheme}://{host}:{number}")),
+    }
 }
 
 fn client_address(variable: impl Fn(&str) -> Option<String>) -> Result<ClientAddress, ConfigError> {
     const NAME: &str = "CLIENT_ADDRESS";
-    let is_token = |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
     match variable(NAME).as_deref() {
-        None | Some("") => Ok(ClientAddress::Header("CF-Connecting-IP".to_owned())),
+        None => Ok(ClientAddress::Header("CF-Connecting-IP".to_owned())),
         Some("peer") => Ok(ClientAddress::Peer),
-        Some(name) if is_token(name) => Ok(ClientAddress::Header(name.to_owned())),
-        Some(_) => Err(ConfigError::new(NAME, "must be the name of a header, or peer")),
+        Some(name) if is_header_name(name) => Ok(ClientAddress::Header(name.to_owned())),
+        Some(_) => Err(ConfigError::new(NAME, "must be a header name, or peer")),
     }
-}
-
-fn rate_period_s(variable: impl Fn(&str) -> Option<String>) -> Result<u32, ConfigError> {
-    const NAME: &str = "RATE_PERIOD_S";
-    match variable(NAME).as_deref() {
-        None | Some("") => Ok(RATE_PERIOD_S),
-        Some(text) => text
-            .parse()
-            .ok()
-            .filter(|seconds| (1..=RATE_PERIOD_S_MAX).contains(seconds))
-            .ok_or_else(|| ConfigError::new(NAME, format!("must be 1 to {RATE_PERIOD_S_MAX} seconds"))),
-    }
-}
-
-fn rate_fail_open(variable: impl Fn(&str) -> Option<String>) -> Result<bool, ConfigError> {
-    match variable("RATE_ON_FAILURE").as_deref() {
-        None | Some("" | "open") => Ok(true),
-        Some("closed") => Ok(false),
-        Some(_) => Err(ConfigError::new("RATE_ON_FAILURE", "must be open or closed")),
-    }
-}
-
-fn traces(variable: impl Fn(&str) -> Option<String>) -> Result<Option<TraceConfig>, ConfigError> {
-    const URL: &str = "OTLP_URL";
-    const RATIO: &str = "TRACE_RATIO";
-    let of_a_million = match variable(RATIO).as_deref() {
-        None | Some("") => TRACE_OF_A_MILLION,
-        Some(text) => {
-            of_a_million(text).ok_or_else(|| ConfigError::new(RATIO, "must be 0 to 1, such as 0.01"))?
-        }
-    };
-    let Some(url) = variable(URL).filter(|text| !text.is_empty()) else { return Ok(None) };
-    let origin = url.strip_suffix('/').unwrap_or(&url);
-    if !is_origin(origin) {
-        return Err(ConfigError::new(
-            URL,
-            "must be http(s)://host[:port] without a path, such as http://127.0.0.1:4318",
-        ));
-    }
-    Ok(Some(TraceConfig { url: format!("{origin}/v1/traces"), of_a_million }))
-}
-
-/// The share `text`, 0 to 1 with six decimals at most. The parser of floating-point numbers would be a twentieth of the Worker.
-fn of_a_million(text: &str) -> Option<u32> {
-    let (whole, decimals) = text.split_once('.').unwrap_or((text, "0"));
-    if decimals.is_empty() || decimals.len() > 6 {
-        return None;
-    }
-    let digit = |at| decimals.chars().nth(at).map_or(Some(0), |digit| digit.to_digit(10));
-    let millionths = (0..6).try_fold(0, |number, at| Some(number * 10 + digit(at)?))?;
-    match whole {
-        "0" => Some(millionths),
-        "1" if millionths == 0 => Some(1_000_000),
-        _ => None,
-    }
-}
-
-fn is_origin(text: &str) -> bool {
-    let host = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
-    host.is_some_and(|host| {
-        !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-.:[]".contains(&byte))
-    })
 }
 
 #[cfg(test)]
 mod tests {
+    use claimgate_shared::Code;
+    use claimgate_shared::jwt::{TokenRules, UserTokens};
+    use futures_util::FutureExt as _;
+
     use super::*;
+    use crate::auth::Verifier;
 
     const KEY: &str = "YSBrZXkgZm9yIHRlc3RzLCBub3QgYWxsIHRoZSBzYW1l";
 
@@ -328,23 +191,29 @@ mod tests {
                 _ => None,
             },
         };
-        Config::read(set, |_| false).map_err(|error| error.to_string())
+        at_once(Config::read(set, |_| false))
     }
 
-    /// The cores' origins and bindings.
+    /// Returns the settings, for which no key is imported.
+    fn at_once(read: impl Future<Output = Result<Config, ConfigErrors>>) -> Result<Config, String> {
+        read.now_or_never().expect("nothing to wait for").map_err(|error| error.to_string())
+    }
+
+    /// Returns the cores' origins and bindings.
     fn cores(config: &Config) -> Vec<(&str, Option<&str>)> {
         config.cores.iter().map(|core| (core.origin.as_str(), core.binding.as_deref())).collect()
     }
 
     #[test]
-    fn what_is_left_out_has_its_default() {
+    fn unset_variables_have_defaults() {
         let config = read(&[]).unwrap();
         assert_eq!(cores(&config), [("http://127.0.0.1:8080", None)]);
-        let Authenticator::Secret(UserTokens { rules, .. }) = config.authenticator else {
+        let Verifier::Secret(UserTokens { rules, .. }) = &config.authenticator.verifier else {
             panic!("{:?}", config.authenticator);
         };
-        assert_eq!((rules.issuer.as_str(), rules.audience.as_str()), ("claimgate", "claimgate"));
+        assert_eq!(*rules, TokenRules::new("claimgate".to_owned(), "claimgate".to_owned()));
         assert!(!config.demo);
+        assert_eq!(config.default_campaign, None);
         assert!(config.cors_origins.is_empty());
         assert_eq!(config.client_address, ClientAddress::Header("CF-Connecting-IP".to_owned()));
         assert_eq!(config.rate_limit, RateConfig { period_s: 10, fail_open: true });
@@ -352,14 +221,70 @@ mod tests {
     }
 
     #[test]
-    fn several_cores_are_listed_with_commas() {
+    fn empty_variables_count_as_unset_and_values_are_trimmed() {
+        let optional = [
+            "USER_JWT_ALG",
+            "USER_JWT_ISS",
+            "USER_JWT_AUD",
+            "USER_JWT_REQUIRE",
+            "USER_JWT_LEEWAY_S",
+            "USER_JWT_HEADER",
+            "USER_JWT_JWKS",
+            "USER_JWT_JWKS_URL",
+            "PASS_KEYS",
+            "USER_ID_CLAIM",
+            "USER_ID_FORM",
+            "USER_ID_KEY",
+            "OIDC_CLIENT_ID",
+            "OIDC_SCOPE",
+            "OIDC_AUDIENCE",
+            "SIGN_IN_URL",
+            "CHALLENGE",
+            "PASS_SIGNING_KEY",
+            "PASS_SECONDS",
+            "CHALLENGE_SECONDS",
+            "CHALLENGE_ON_FAILURE",
+            "ALTCHA_ATTEMPTS",
+            "TURNSTILE_SECRET",
+            "TURNSTILE_SITE_KEY",
+            "TURNSTILE_HOSTNAMES",
+            "TURNSTILE_URL",
+            "DEMO",
+            "CORS_ORIGINS",
+            "CLIENT_ADDRESS",
+            "RATE_PERIOD_S",
+            "RATE_ON_FAILURE",
+            "OTLP_URL",
+            "TRACE_RATIO",
+        ];
+        let defaults = format!("{:?}", read(&[]).unwrap());
+        for name in optional {
+            for empty in ["", " ", "\n", "\u{feff}"] {
+                assert_eq!(format!("{:?}", read(&[(name, empty)]).unwrap()), defaults, "{name}={empty:?}");
+            }
+        }
+        let key = format!("\u{feff} k1:{KEY}\r\n");
+        assert_eq!(
+            format!("{:?}", read(&[("EDGE_KEY", &key), ("RATE_PERIOD_S", " 10 ")]).unwrap()),
+            defaults
+        );
+        for required in ["CORE_URL", "EDGE_KEY", "USER_JWT_KEY"] {
+            assert_eq!(read(&[(required, " ")]).unwrap_err(), format!("{required} is not set"));
+        }
+        for key in [format!("k1:{KEY}\nk2:{KEY}"), format!("\"k1:{KEY}\""), format!("k1: {KEY}")] {
+            assert!(read(&[("EDGE_KEY", &key)]).unwrap_err().starts_with("EDGE_KEY "), "{key}");
+        }
+    }
+
+    #[test]
+    fn core_url_may_list_several_cores() {
         let config = read(&[("CORE_URL", "http://a:1, https://b/ ,http://[::1]:8080")]).unwrap();
         let expected = [("http://a:1", None), ("https://b", None), ("http://[::1]:8080", None)];
         assert_eq!(cores(&config), expected);
     }
 
     #[test]
-    fn bindings_need_no_url_and_are_as_many_as_are_said_to_be() {
+    fn service_bindings_replace_core_url_and_are_counted_by_cores() {
         let bound = |count: Option<&str>| {
             let variable = |name: &str| match name {
                 "EDGE_KEY" => Some(format!("k1:{KEY}")),
@@ -367,8 +292,7 @@ mod tests {
                 "CORES" => count.map(str::to_owned),
                 _ => None,
             };
-            let config = Config::read(variable, |name| ["CORE", "CORE_2", "CORE_3"].contains(&name));
-            config.map_err(|error| error.to_string())
+            at_once(Config::read(variable, |name| ["CORE", "CORE_2", "CORE_3"].contains(&name)))
         };
         assert_eq!(cores(&bound(None).unwrap()), [("http://core-1", Some("CORE"))]);
         let expected = [("http://core-1", Some("CORE")), ("http://core-2", Some("CORE_2"))];
@@ -380,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn limiters_fail_open_unless_they_are_to_fail_closed() {
+    fn limiters_fail_open_unless_configured_to_fail_closed() {
         assert_eq!(read(&[]).unwrap().rate_limit.on_failure(), Ok(()));
         let closed = read(&[("RATE_ON_FAILURE", "closed"), ("RATE_PERIOD_S", "60")]).unwrap().rate_limit;
         assert_eq!(closed.period_s, 60);
@@ -388,26 +312,26 @@ mod tests {
     }
 
     #[test]
-    fn traces_go_to_the_collectors_own_path() {
+    fn traces_are_sent_to_the_collectors_standard_path() {
         let traces = |url, ratio| read(&[("OTLP_URL", url), ("TRACE_RATIO", ratio)]).unwrap().traces.unwrap();
-        let target = |url: &str, of_a_million| TraceConfig { url: url.to_owned(), of_a_million };
+        let target = |url: &str, per_million| TraceConfig { url: url.to_owned(), per_million };
         assert_eq!(traces("http://c:4318/", ""), target("http://c:4318/v1/traces", 10_000));
-        for (share, of_a_million) in
+        for (ratio, per_million) in
             [("1", 1_000_000), ("1.0", 1_000_000), ("0", 0), ("0.5", 500_000), ("0.000001", 1)]
         {
-            assert_eq!(traces("https://c", share), target("https://c/v1/traces", of_a_million));
+            assert_eq!(traces("https://c", ratio), target("https://c/v1/traces", per_million));
         }
     }
 
     #[test]
-    fn the_address_is_the_proxys_word_or_the_peers() {
+    fn the_client_address_is_from_a_header_or_the_connection() {
         let address = |text| read(&[("CLIENT_ADDRESS", text)]).unwrap().client_address;
         assert_eq!(address("peer"), ClientAddress::Peer);
         assert_eq!(address("X-Real-IP"), ClientAddress::Header("X-Real-IP".to_owned()));
     }
 
     #[test]
-    fn a_wrong_value_names_its_variable() {
+    fn an_invalid_value_is_reported_with_its_variable() {
         for (name, value) in [
             ("CORE_URL", "unset"),
             ("CORE_URL", "core:8080"),
@@ -425,10 +349,22 @@ mod tests {
             ("USER_JWT_KEY", "unset"),
             ("USER_JWT_KEY", "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"),
             ("USER_JWT_ALG", "none"),
-            ("USER_JWT_ALG", "RS256"),
-            ("USER_JWT_ISS", ""),
-            ("USER_JWT_AUD", ""),
+            ("USER_JWT_ALG", "RS256,ES256"),
+            ("USER_JWT_ALG", "EdDSA,HS256"),
+            ("USER_JWT_AUD", "none"),
+            ("USER_JWT_AUD", "a,,b"),
+            ("USER_JWT_AUD", "a,none"),
+            ("USER_JWT_REQUIRE", "azp"),
+            ("USER_JWT_REQUIRE", "azp=a,azp=b"),
+            ("USER_JWT_REQUIRE", "iss=https://a.example"),
+            ("USER_JWT_LEEWAY_S", "61"),
+            ("USER_JWT_LEEWAY_S", "-1"),
+            ("USER_JWT_HEADER", "X Token"),
+            ("PASS_KEYS", KEY),
+            ("PASS_KEYS", "shop:c2hvcnQ"),
+            ("PASS_KEYS", &format!("shop:{KEY}")),
             ("DEMO", "true"),
+            ("DEFAULT_CAMPAIGN", "the demo"),
             ("CLIENT_ADDRESS", "X Real IP"),
             ("RATE_PERIOD_S", "0"),
             ("RATE_PERIOD_S", "ten"),
@@ -444,6 +380,13 @@ mod tests {
             ("CORS_ORIGINS", "*"),
             ("CORS_ORIGINS", "https://a.example, b.example"),
             ("CORS_ORIGINS", "https://a.example/path"),
+            ("CORS_ORIGINS", "https://a.example:"),
+            ("CORS_ORIGINS", "https://a.example:0"),
+            ("CORS_ORIGINS", "https://a.example:65536"),
+            ("CORS_ORIGINS", "https://a.example:80:80"),
+            ("CORS_ORIGINS", "https://:443"),
+            ("CORS_ORIGINS", "https://::1"),
+            ("CORS_ORIGINS", "https://münchen.example"),
         ] {
             let error = read(&[(name, value)]).unwrap_err();
             assert!(error.starts_with(&format!("{name} ")), "{name}={value}: {error}");
@@ -452,19 +395,38 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_no_public_key() {
-        for algorithm in ["ES256", "EdDSA"] {
-            let error = read(&[("USER_JWT_ALG", algorithm)]).unwrap_err();
-            assert!(error.starts_with("USER_JWT_KEY ") && !error.contains(KEY), "{error}");
+    fn all_missing_or_invalid_variables_are_reported_at_once() {
+        let error = read(&[("EDGE_KEY", "unset"), ("USER_JWT_KEY", "unset"), ("DEMO", "yes")]).unwrap_err();
+        assert_eq!(error, "EDGE_KEY is not set; USER_JWT_KEY is not set; DEMO must be 1, 0 or unset");
+    }
+
+    #[test]
+    fn cors_origins_are_normalized_to_the_form_browsers_send() {
+        for (written, sent) in [
+            ("https://Shop.example", "https://shop.example"),
+            ("HTTPS://shop.example:443", "https://shop.example"),
+            ("http://shop.example:80", "http://shop.example"),
+            ("http://shop.example:443", "http://shop.example:443"),
+            ("https://shop.example:08443", "https://shop.example:8443"),
+            ("https://[2001:DB8::443]", "https://[2001:db8::443]"),
+            ("https://[2001:db8::1]:443", "https://[2001:db8::1]"),
+        ] {
+            let config = read(&[("CORS_ORIGINS", written)]).unwrap();
+            assert_eq!(config.cors_origins, [sent], "{written}");
         }
     }
 
     #[test]
-    fn lists_and_flags_are_read() {
-        let config =
-            read(&[("CORS_ORIGINS", "https://a.example, http://[::1]:3000,"), ("DEMO", "1")]).unwrap();
+    fn lists_and_flags_are_parsed() {
+        let config = read(&[
+            ("CORS_ORIGINS", "https://a.example, http://[::1]:3000,"),
+            ("DEMO", "1"),
+            ("DEFAULT_CAMPAIGN", "spring"),
+        ])
+        .unwrap();
         assert_eq!(config.cors_origins, ["https://a.example", "http://[::1]:3000"]);
         assert!(config.demo);
         assert!(!format!("{config:?}").contains(KEY));
+        assert_eq!(config.default_campaign.unwrap().as_str(), "spring");
     }
 }

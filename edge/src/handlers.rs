@@ -1,4 +1,4 @@
-//! What each route does, as a list of verbs: their order is the order in which a request is refused.
+//! Request handlers. Each is a list of steps, in the order in which they may reject a request.
 
 use std::net::IpAddr;
 use std::pin::pin;
@@ -7,62 +7,74 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use claimgate_shared::http::IDEMPOTENCY_KEY_HEADER;
-use claimgate_shared::{Attempt, CampaignId, ClaimRequest, Code, IdempotencyKey, Problem, Timestamp, UserId};
+use claimgate_shared::claim_request::OwnClaimFields;
+use claimgate_shared::http::{IDEMPOTENCY_KEY_HEADER, PASS_HEADER};
+use claimgate_shared::jwt::{PassCheck, TokenRejection};
+use claimgate_shared::{
+    Attempt, CampaignId, ClaimRequest, Code, IdempotencyKey, Problem, ShownPass, Timestamp, UserId,
+};
 use futures_util::future::{Either, select};
 use serde::Serialize;
 use worker::{Context, Delay, Env};
 
 use crate::admission::{self, BodyHeaders, ClaimHead};
-use crate::auth::{self, Authenticator};
+use crate::auth::Verifier;
+use crate::auth::error::AuthError;
+use crate::auth::remote_keys::Runtime;
+use crate::background;
 use crate::campaign_cache::refresh::{Refresh, Refreshed};
 use crate::campaign_cache::store::{self, Lookup};
 use crate::clock::{self, age_ms};
 use crate::config::{ClientAddress, Config};
+use crate::core_client::CoreClient;
 use crate::core_client::circuit_breaker::CallKind;
-use crate::core_client::{CoreClient, CoreRequest, CoreResponse};
+use crate::core_client::request::CoreRequest;
+use crate::core_client::response::CoreResponse;
+use crate::log;
 use crate::rate_limit::{self, LimitScope, RateLimiter};
 use crate::request::{self, Request};
 use crate::response::Response;
 
-/// The time limit for a request's body to arrive.
+/// The time limit for receiving a request's body.
 const BODY_TIME_MAX: Duration = Duration::from_secs(5);
 const DEMO_TOKEN_S: u32 = 3_600;
-/// How long a view waits for the snapshot that another request is fetching, and how often it looks for it.
+/// How long a view waits for a snapshot that another request is fetching. [`VIEW_POLL`] is how often it
+/// checks.
 const VIEW_MS_MAX: i64 = 2_000;
-/// How late a view may still begin a call to core itself, when the other request has failed: later it would take too long.
+/// A waiting view may take over a failed fetch only within this time; a later call would exceed the view's time limit.
 const VIEW_CALL_MS_MAX: i64 = 400;
 const VIEW_POLL: Duration = Duration::from_millis(20);
 
-/// By which logs and traces of the edge and of core name a request.
+/// The ids that identify a request in the logs and traces of edge and core.
 #[derive(Debug, Clone, Copy)]
 pub struct Ids<'a> {
-    /// Its own id.
+    /// The request id.
     pub request_id: &'a str,
-    /// Its place in a trace; empty when there is no tracing.
+    /// The trace context; empty without tracing.
     pub traceparent: &'a str,
 }
 
-/// A request, and what its handler needs. Core gets nothing of it except what is parsed here.
+/// A request with the context that its handler needs. Only parsed values are sent to core. A handler fails
+/// with the edge's own rejection, or with `unavailable` if core did not respond.
 #[derive(Debug)]
 pub struct Handler<'a> {
     /// The browser's request.
     pub request: &'a Request,
     /// The Worker's bindings.
     pub env: &'a Env,
-    /// What goes on after the response is registered with it.
+    /// The request's context: it keeps background work running after the response.
     pub context: &'a Context,
     /// The Worker's settings.
     pub config: Rc<Config>,
-    /// What names the request.
+    /// The request's ids.
     pub ids: Ids<'a>,
 }
 
 impl Handler<'_> {
-    /// `POST /v1/campaigns/{id}/claims`: core's response to the claim.
+    /// Handles `POST /v1/campaigns/{id}/claims`: claims, and returns core's response.
     ///
     /// # Errors
-    /// The edge's own refusal, or `unavailable` when core's decision is unknown.
+    /// `unavailable` also if core's decision is unknown.
     pub async fn claim(&self, campaign: &str) -> Result<Response, Problem> {
         let head = self.claim_head(campaign)?;
         let now = clock::now()?;
@@ -70,21 +82,23 @@ impl Handler<'_> {
         if let Lookup::Hit(_) = cached {
             self.refresh_in_background(head.campaign(), &cached, now);
         }
-        head.check_cached(&cached, now)?;
+        let pass = cached.may_need_pass().then(|| self.header(PASS_HEADER)).flatten();
+        head.check_cached(&cached, pass.is_some(), now)?;
         self.count_address(LimitScope::Claims).await?;
-        let quantity = admission::parse_claim_body(&self.body().await?)?;
+        let quantity = OwnClaimFields::parse(&self.body().await?)?;
         let user = self.user().await?;
         self.rate_limiter().check_user(LimitScope::Claims, &user).await?;
-        // Not before the token is checked: without one, made-up ids must not reach core.
+        // Only after the token is checked: requests without a token must not send made-up ids to core.
         self.refresh_in_background(head.campaign(), &cached, clock::now()?);
+        let pass = match pass {
+            Some(pass) => Some(self.shown_pass(&pass, &head, &user).await?),
+            None => None,
+        };
         let attempt = head.attempt();
-        self.forward(&head.into_request(user, quantity, new_key()?), attempt).await
+        self.forward(&head.into_request(user, quantity, new_key()?), attempt, pass).await
     }
 
-    /// `GET /v1/claims/{claim_id}`: core's response about the caller's own claim.
-    ///
-    /// # Errors
-    /// The edge's own refusal, or `unavailable` when core does not answer.
+    /// Handles `GET /v1/claims/{claim_id}`: returns core's response about the caller's own claim.
     pub async fn own_claim(&self, id: &str) -> Result<Response, Problem> {
         self.count_address(LimitScope::Lookups).await?;
         let user = self.user().await?;
@@ -96,10 +110,7 @@ impl Handler<'_> {
         Ok(self.send(request).await?.into_response())
     }
 
-    /// `GET /v1/campaigns/{id}/claims`: core's response about the caller's own claims, and what is left to the caller.
-    ///
-    /// # Errors
-    /// The edge's own refusal, or `unavailable` when core does not answer.
+    /// Handles `GET /v1/campaigns/{id}/claims`: returns core's response about the caller's own claims and allowance.
     pub async fn own_claims(&self, campaign: &str) -> Result<Response, Problem> {
         self.count_address(LimitScope::OwnClaims).await?;
         let user = self.user().await?;
@@ -115,10 +126,7 @@ impl Handler<'_> {
         Ok(self.send(request).await?.into_response())
     }
 
-    /// `GET /v1/campaigns/{id}`: the campaign's view, with an `ETag`, or 304.
-    ///
-    /// # Errors
-    /// The edge's own refusal, or `unavailable` when there is no snapshot in time.
+    /// Handles `GET /v1/campaigns/{id}`: returns the campaign's view with an `ETag`, or 304.
     pub async fn campaign(&self, id: &str) -> Result<Response, Problem> {
         let snapshot = match self.snapshot(&admission::campaign_id(id)?).await? {
             Refreshed::Snapshot(snapshot) => snapshot,
@@ -134,10 +142,8 @@ impl Handler<'_> {
         Ok(response.with("etag", etag).with("cache-control", "public, max-age=1"))
     }
 
-    /// `POST /demo/token`: a token for the user in the body, valid for an hour.
-    ///
-    /// # Errors
-    /// The edge's own refusal.
+    /// Handles `POST /demo/token`: mints a token whose `sub` is the user in the body, valid for an hour. Returns it with the
+    /// user's id in claims.
     pub async fn demo_token(&self) -> Result<Response, Problem> {
         #[derive(Serialize)]
         struct DemoToken {
@@ -145,12 +151,26 @@ impl Handler<'_> {
             user_id: UserId,
         }
         self.check_body_headers()?;
-        let user_id = admission::parse_demo_body(&self.body().await?)?;
-        let Authenticator::Secret(tokens) = &self.config.authenticator else {
-            return Err(Problem::new(Code::NotFound, "a public key cannot sign tokens"));
+        let subject = admission::parse_demo_body(&self.body().await?)?;
+        let Verifier::Secret(tokens) = &self.config.authenticator.verifier else {
+            return Err(Problem::new(Code::NotFound, "no demo tokens: the edge has only a public key"));
         };
-        let token = tokens.mint(&user_id, clock::now()?, DEMO_TOKEN_S).map_err(|_| not_serialized())?;
+        let now = clock::now()?;
+        let token = tokens.mint(&subject, now, DEMO_TOKEN_S).map_err(|_| not_serialized())?;
+        let user_id = tokens.verify(&token, &self.config.user_ids, now).map_err(|_| {
+            Problem::new(
+                Code::NotFound,
+                "no demo tokens: they have only the claim sub, not that of USER_ID_CLAIM",
+            )
+        })?;
         Response::json(200, &DemoToken { token, user_id })
+    }
+
+    /// Handles `GET /sign-in/settings`: returns how a visitor of the page signs in.
+    pub fn sign_in(&self) -> Result<Response, Problem> {
+        let none = || Problem::new(Code::NotFound, "visitors cannot sign in on the page");
+        let sign_in = self.config.sign_in.as_ref().ok_or_else(none)?;
+        Ok(Response::json(200, sign_in)?.with("cache-control", "public, max-age=60"))
     }
 
     fn claim_head(&self, campaign: &str) -> Result<ClaimHead, Problem> {
@@ -161,12 +181,37 @@ impl Handler<'_> {
         Ok(head)
     }
 
-    fn check_body_headers(&self) -> Result<(), Problem> {
+    pub(crate) fn check_body_headers(&self) -> Result<(), Problem> {
         self.body_headers().check().inspect_err(|_| self.request.discard_body())
     }
 
-    /// Sends `claim` to core, and updates the cache by the response.
-    async fn forward(&self, claim: &ClaimRequest, attempt: Attempt) -> Result<Response, Problem> {
+    /// Verifies the `pass` that `user` sent with a claim. With an invalid pass, the claim continues as one without a
+    /// pass: it may be a retry after the pass has expired. Only a first try is rejected, from the cache.
+    async fn shown_pass(&self, pass: &str, head: &ClaimHead, user: &UserId) -> Result<SentPass, Problem> {
+        let (campaign, now) = (head.campaign(), clock::now()?);
+        let leeway_s = self.config.authenticator.verifier.leeway_s();
+        let check = PassCheck { user, campaign, leeway_s, now };
+        let shown = self.config.pass_keys.verify(pass, check).await;
+        if let Err(why) = &shown {
+            log::pass_rejected(self.ids.request_id, why, now);
+            head.check_cached(&store::lookup(campaign, now), false, now).map_err(|mut problem| {
+                if problem.code == Code::PassRequired {
+                    problem.detail.push_str(&invalid_pass(why));
+                }
+                problem
+            })?;
+        }
+        Ok(shown)
+    }
+
+    /// Sends `claim` to core, and updates the cache from the response. A refusal for want of a pass says why the pass
+    /// that was sent is invalid.
+    async fn forward(
+        &self,
+        claim: &ClaimRequest,
+        attempt: Attempt,
+        pass: Option<SentPass>,
+    ) -> Result<Response, Problem> {
         let body = serde_json::to_string(claim).map_err(|_| not_serialized())?;
         let requested_at = clock::now()?;
         let kind = store::call_kind(&claim.campaign_id, requested_at, CallKind::Claims);
@@ -175,14 +220,20 @@ impl Handler<'_> {
             user: claim.user_id.as_str(),
             idempotency_key: claim.idempotency_key.as_str(),
             attempt,
+            pass: pass.as_ref().and_then(|pass| pass.as_ref().ok()).copied(),
             ..CoreRequest::new(kind, "/internal/v1/claims", self.ids.request_id)
         };
         let response = self.send(request).await?;
         store::update(&claim.campaign_id, response.summary(), requested_at);
-        Ok(response.into_response())
+        match pass {
+            Some(Err(why)) if response.summary().is_problem(Code::PassRequired) => {
+                Ok(response.with_more_detail(&invalid_pass(&why)).into_response())
+            }
+            _ => Ok(response.into_response()),
+        }
     }
 
-    /// Sends `request` to core, with the client's address.
+    /// Sends `request` to core, with the client's address and the trace context.
     async fn send(&self, request: CoreRequest<'_>) -> Result<CoreResponse, Problem> {
         let client_ip = self.address().map(|address| address.to_string()).unwrap_or_default();
         let traceparent = self.ids.traceparent;
@@ -193,8 +244,7 @@ impl Handler<'_> {
         CoreClient::new(self.env, &self.config)
     }
 
-    /// The client's address.
-    fn address(&self) -> Option<IpAddr> {
+    pub(crate) fn address(&self) -> Option<IpAddr> {
         let text = match &self.config.client_address {
             ClientAddress::Header(name) => self.header(name),
             ClientAddress::Peer => self.request.peer(),
@@ -202,7 +252,7 @@ impl Handler<'_> {
         rate_limit::parse_address(text.as_deref())
     }
 
-    /// A snapshot that is recent enough to show, or the problem that core answers.
+    /// Returns a valid snapshot, or the problem that core returned.
     async fn snapshot(&self, id: &CampaignId) -> Result<Refreshed, Problem> {
         let began_at = clock::now()?;
         loop {
@@ -226,40 +276,48 @@ impl Handler<'_> {
             if waited_ms >= VIEW_MS_MAX {
                 return Err(Problem::new(
                     Code::Unavailable,
-                    "core has not described the campaign yet: retry",
+                    "the campaign could not be fetched from core in time: retry",
                 ));
             }
             Delay::from(VIEW_POLL).await;
         }
     }
 
-    /// Has the next snapshot fetched, when it is due, without making this request wait for it.
+    /// Refreshes the snapshot in the background, if a refresh is due.
     fn refresh_in_background(&self, id: &CampaignId, cached: &Lookup, now: Timestamp) {
         let Some(refresh) = Refresh::begin(id, cached, now) else {
             return;
         };
         let (env, config, request_id) =
             (self.env.clone(), Rc::clone(&self.config), self.ids.request_id.to_owned());
-        self.context.wait_until(async move {
-            // A failure has been logged, and this request is decided without it.
+        background::run(self.context, async move {
+            // A failure is already logged, and this request does not depend on the refresh.
             let _ = refresh.run(&CoreClient::new(&env, &config), &request_id).await;
         });
     }
 
-    async fn user(&self) -> Result<UserId, Problem> {
-        let authorization = self.header("authorization");
-        let token = auth::bearer(authorization.as_deref())?;
-        let user = self.config.authenticator.user(token, clock::now()?).await;
-        user.map_err(|_| auth::unauthenticated())
+    pub(crate) async fn user(&self) -> Result<UserId, Problem> {
+        let authenticator = &self.config.authenticator;
+        let header = self.header(authenticator.header.name());
+        let token = authenticator.header.token(header.as_deref())?;
+        let now = clock::now()?;
+        let runtime = Runtime { env: self.env, context: self.context };
+        let user = authenticator.verifier.user(token, &self.config.user_ids, now, runtime).await;
+        user.map_err(|why| {
+            if let AuthError::Rejected(why) = &why {
+                log::token_rejected(self.ids.request_id, why, now);
+            }
+            why.into_problem()
+        })
     }
 
-    fn rate_limiter(&self) -> RateLimiter<'_> {
+    pub(crate) fn rate_limiter(&self) -> RateLimiter<'_> {
         RateLimiter { env: self.env, config: &self.config.rate_limit }
     }
 
-    /// Counts the address before anything expensive is done: reading a body, verifying a token. The user is counted only
-    /// after that, because a client with an invalid token could name any user in it.
-    async fn count_address(&self, scope: LimitScope) -> Result<(), Problem> {
+    /// Counts the request against its address, before the body is read and the token verified. The user is
+    /// counted only after that, because an invalid token could name any user.
+    pub(crate) async fn count_address(&self, scope: LimitScope) -> Result<(), Problem> {
         self.rate_limiter().check_address(scope, self.address()).await
     }
 
@@ -275,24 +333,33 @@ impl Handler<'_> {
         }
     }
 
-    async fn body(&self) -> Result<Vec<u8>, Problem> {
+    pub(crate) async fn body(&self) -> Result<Vec<u8>, Problem> {
         let reading = pin!(self.request.body());
         match select(reading, pin!(Delay::from(BODY_TIME_MAX))).await {
             Either::Left((body, _)) => body.map_err(|_| Problem::invalid("body", "could not be read")),
-            Either::Right(_) => Err(Problem::new(Code::RequestTimeout, "the body took too long to arrive")),
+            Either::Right(_) => Err(Problem::new(Code::RequestTimeout, "the body did not arrive in time")),
         }
     }
 }
 
-/// `GET /livez`: 200, which depends on nothing else.
+/// A claim's pass after verification.
+type SentPass = Result<ShownPass, TokenRejection>;
+
+/// Returns the end of the detail of `pass_required` for a claim that came with an invalid pass.
+fn invalid_pass(why: &TokenRejection) -> String {
+    format!("; the pass sent is invalid: {}", why.reason)
+}
+
+/// Handles `GET /livez`: always returns 200.
 pub fn live() -> Response {
     Response::empty(200).with_body("text/plain; charset=utf-8", b"ok\n".to_vec())
 }
 
-/// 22 random characters that no client can guess.
+/// Returns 22 random characters that no client can guess.
 fn random_text() -> Result<String, Problem> {
     let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).map_err(|_| Problem::new(Code::Unavailable, "no randomness"))?;
+    getrandom::fill(&mut bytes)
+        .map_err(|_| Problem::new(Code::Unavailable, "the runtime has no randomness"))?;
     Ok(URL_SAFE_NO_PAD.encode(bytes))
 }
 

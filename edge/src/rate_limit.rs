@@ -1,4 +1,4 @@
-//! Rate limits per user and per address, counted by the platform's rate limiters.
+//! Rate limits per user and per address, enforced by the platform's rate limiters.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -11,17 +11,19 @@ use crate::config::RateConfig;
 const PER_USER: &str = "RATE_PER_USER";
 const PER_ADDRESS: &str = "RATE_PER_ADDRESS";
 
-/// What a limit applies to; each scope has counts of its own.
+/// The kinds of requests that are counted separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LimitScope {
     /// Requests to claim.
     Claims,
     /// Reads of a claim.
     Lookups,
-    /// Reads of all claims that a user has of a campaign.
+    /// Reads of a user's claims from a campaign.
     OwnClaims,
-    /// Views of campaigns that are not cached.
+    /// Views of uncached campaigns.
     Campaigns,
+    /// Challenges and their solutions.
+    Passes,
 }
 
 impl LimitScope {
@@ -31,6 +33,7 @@ impl LimitScope {
             Self::Lookups => "look-ups",
             Self::OwnClaims => "own claims",
             Self::Campaigns => "campaigns",
+            Self::Passes => "passes",
         };
         format!("{what}:{who}")
     }
@@ -39,27 +42,24 @@ impl LimitScope {
 /// The rate limiters of an environment.
 #[derive(Debug)]
 pub struct RateLimiter<'a> {
-    /// The environment that binds them.
+    /// The environment that binds the limiters.
     pub env: &'a Env,
-    /// Their period, and what happens when they fail.
+    /// The limiters' period, and whether they fail open.
     pub config: &'a RateConfig,
 }
 
 impl RateLimiter<'_> {
-    /// Counts a request of `address` in `scope`. All requests without an address share one count: every client has one,
-    /// unless `CLIENT_ADDRESS` is wrong or a proxy hides it.
+    /// Counts a request from `address` in `scope`. Requests without an address share one count: the address
+    /// is missing only if `CLIENT_ADDRESS` is wrong or a proxy hides it.
     ///
     /// # Errors
-    /// `rate_limited` over the limit; `overloaded` when the limiter fails and is configured to fail closed.
+    /// `rate_limited` over the limit; `overloaded` if the limiter fails and is configured to fail closed.
     pub async fn check_address(&self, scope: LimitScope, address: Option<IpAddr>) -> Result<(), Problem> {
         let who = address.map_or_else(|| "unknown".to_owned(), network);
         self.check(PER_ADDRESS, scope.key(&who)).await
     }
 
-    /// Counts a request of `user` in `scope`.
-    ///
-    /// # Errors
-    /// As [`check_address`](Self::check_address).
+    /// Counts a request by `user` in `scope`.
     pub async fn check_user(&self, scope: LimitScope, user: &UserId) -> Result<(), Problem> {
         self.check(PER_USER, scope.key(user.as_str())).await
     }
@@ -68,8 +68,9 @@ impl RateLimiter<'_> {
         match self.is_within(limiter, key).await {
             Ok(true) => Ok(()),
             Ok(false) => {
-                let problem = Problem::new(Code::RateLimited, "too many requests: wait, then retry");
-                Err(Problem { retry_after_s: Some(self.config.period_s), ..problem })
+                let period_s = self.config.period_s;
+                let detail = format!("too many requests: retry after {period_s} s");
+                Err(Problem { retry_after_s: Some(period_s), ..Problem::new(Code::RateLimited, detail) })
             }
             Err(error) => {
                 worker::console_warn!("{limiter} failed: {error}");
@@ -79,7 +80,7 @@ impl RateLimiter<'_> {
     }
 
     async fn is_within(&self, limiter: &str, key: String) -> worker::Result<bool> {
-        // An environment without the limiter has no such limit.
+        // Without the binding there is no limit.
         if Reflect::get(self.env, &limiter.into()).is_ok_and(|bound| bound.is_undefined()) {
             return Ok(true);
         }
@@ -87,8 +88,9 @@ impl RateLimiter<'_> {
     }
 }
 
-/// The client's address in `text`: what Cloudflare's header holds, or what workerd gives, with a port. Of a list it is the
-/// last, which the nearest proxy has appended: the client may have sent the others. `None` when it is not an address.
+/// Parses the client's address: a header's value, or workerd's peer with a port. Uses the last item of a
+/// list, which the nearest proxy appended; the client may have sent the other items. Returns `None` for a
+/// malformed address.
 pub fn parse_address(text: Option<&str>) -> Option<IpAddr> {
     let text = text?.rsplit(',').next()?.trim();
     let peer = text.parse::<SocketAddr>().map(|peer| peer.ip());
@@ -96,7 +98,7 @@ pub fn parse_address(text: Option<&str>) -> Option<IpAddr> {
     Some(address.to_canonical())
 }
 
-/// What is counted as one client: an IPv4 address, or the /64 of an IPv6 one, which is what a household gets.
+/// Returns the network counted as one client: an IPv4 address, or an IPv6 /64, which one household gets.
 fn network(address: IpAddr) -> String {
     match address {
         IpAddr::V4(address) => address.to_string(),
@@ -129,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_none() {
+    fn malformed_addresses_are_not_parsed() {
         for header in ["", "unknown", "192.0.2.1,", "192.0.2.1, x", "192.0.2.256"] {
             assert_eq!(parse_address(Some(header)), None, "{header}");
         }

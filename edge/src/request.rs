@@ -1,5 +1,5 @@
-//! The request as the runtime received it. Each look at it is a call out of WebAssembly, so none is made before its result
-//! is needed.
+//! The request as the runtime received it. Each access is a call out of WebAssembly, so values are read only
+//! when needed.
 
 use wasm_bindgen::{JsValue, intern};
 use web_sys::Headers;
@@ -11,52 +11,53 @@ use worker::js_sys::{Reflect, Uint8Array};
 pub struct Request {
     raw: web_sys::Request,
     headers: Headers,
-    /// The method as sent; not worker's `Method`, which turns every method that it does not know into GET.
+    /// The method as sent. The worker crate's `Method` would turn every unknown method into GET.
     pub method: String,
-    /// The URL's path as sent: no query, nothing decoded.
+    /// The URL's path as sent: without the query, not decoded.
     pub path: String,
 }
 
 impl Request {
-    /// Wraps `raw`. Nothing of it goes to core except what the edge has parsed.
+    /// Wraps `raw`. Only values that the edge has parsed are sent to core.
     pub fn new(raw: web_sys::Request) -> Self {
         Self { headers: raw.headers(), method: raw.method(), path: path(&raw.url()).to_owned(), raw }
     }
 
-    /// The runtime's own request.
+    /// Returns the runtime's request.
     pub fn raw(&self) -> &web_sys::Request {
         &self.raw
     }
 
-    /// The URL's query as sent, nothing decoded; empty for none.
+    /// Returns the URL's query as sent, not decoded; empty if there is none.
     pub fn query(&self) -> String {
         query(&self.raw.url()).to_owned()
     }
 
-    /// The value of the header `name`, any case; two values are joined by ", ", and `None` means that it was not sent.
+    /// Returns the header `name`, in any case. Several values are joined by ", "; `None` if it was not sent.
     pub fn header(&self, name: &str) -> Option<String> {
-        // Few names are ever looked up: each becomes a string of the runtime once.
+        // Only a few names are used, so each is interned as a runtime string.
         self.headers.get(intern(name)).ok().flatten()
     }
 
-    /// The whole body. The runtime reads as many bytes as `Content-Length` says, so that header has to be checked before.
+    /// Reads the whole body. The runtime reads as many bytes as `Content-Length` says, so check that header
+    /// first.
     ///
     /// # Errors
-    /// The runtime's error when the body breaks off, or was read before.
+    /// The runtime's error if the body is cut off or was already read.
     pub async fn body(&self) -> Result<Vec<u8>, JsValue> {
         let buffer = JsFuture::from(self.raw.array_buffer()?).await?;
         Ok(Uint8Array::new(&buffer).to_vec())
     }
 
-    /// Tells the runtime that the body will not be read: without that, a proxy in between waits for its end.
+    /// Discards the unread body. Otherwise a proxy in between would wait for its end.
     pub fn discard_body(&self) {
         if let Some(body) = self.raw.body() {
-            // The refusal goes out whether or not the body could be cancelled.
+            // The response is sent even if the body could not be cancelled.
             let _ = body.cancel();
         }
     }
 
-    /// The address at the other end of the connection, as text, where the runtime gives it.
+    /// Returns the peer address of the connection as text, if the runtime provides it.
     pub fn peer(&self) -> Option<String> {
         let cf = Reflect::get(&self.raw, &"cf".into()).ok()?;
         Reflect::get(&cf, &"clientIp".into()).ok()?.as_string()
@@ -69,13 +70,14 @@ fn path(url: &str) -> &str {
     path.find(['?', '#']).map_or(path, |end| &path[..end])
 }
 
-/// The query of `url`, without the question mark; empty for none.
+/// Returns the query of `url` without the question mark; empty if there is none.
 fn query(url: &str) -> &str {
     let url = url.split('#').next().unwrap_or_default();
     url.split_once('?').map_or("", |(_, query)| query)
 }
 
-/// Whether the `If-None-Match` header names `etag`, so that 304 answers it. Compared weakly, as GET is (RFC 9110, 13.1.2).
+/// Returns whether `If-None-Match` lists `etag`, so that the response is 304. Uses the weak comparison, as
+/// required for GET (RFC 9110, 13.1.2).
 pub fn etag_matches(if_none_match: Option<&str>, etag: &str) -> bool {
     let list = if_none_match.unwrap_or_default();
     list.split(',').map(str::trim).any(|one| one == "*" || one.strip_prefix("W/").unwrap_or(one) == etag)
@@ -86,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_is_what_is_between_host_and_query() {
+    fn the_path_is_between_host_and_query() {
         for (url, expected) in [
             ("http://host/v1/campaigns/demo", "/v1/campaigns/demo"),
             ("https://host:8787/?campaign=demo", "/"),
@@ -99,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_query_is_what_is_behind_the_question_mark() {
+    fn the_query_starts_after_the_question_mark() {
         for (url, expected) in [
             ("http://host/a?limit=2&cursor=3.x", "limit=2&cursor=3.x"),
             ("http://host/a?b?c#d", "b?c"),

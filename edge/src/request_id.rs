@@ -1,5 +1,5 @@
-//! Request ids: one per request, drawn here, sent to core and returned to the client, so that logs and problems of both name
-//! the same request.
+//! Request ids. Each is generated here, sent to core and returned to the client, so that logs and problems of
+//! edge and core share it.
 
 use std::cell::Cell;
 
@@ -10,8 +10,8 @@ thread_local! {
     static LAST: Cell<Option<u128>> = const { Cell::new(None) };
 }
 
-/// The next id, 22 characters of base64url. The first one of an isolate is random, the others count on from it: ids have to
-/// differ, not to be secret.
+/// Returns the next id, 22 characters of base64url. An isolate's first id is random and further ids count up
+/// from it: ids must be unique, not secret.
 pub fn next() -> String {
     let id = match LAST.get() {
         Some(last) => last.wrapping_add(1),
@@ -23,7 +23,7 @@ pub fn next() -> String {
 
 fn random() -> u128 {
     let mut bytes = [0; 16];
-    // Without randomness ids of two isolates could be equal, which makes logs harder to read and has no other effect.
+    // Without randomness two isolates could produce equal ids. Logs would be harder to read, nothing more.
     let _ = getrandom::fill(&mut bytes);
     u128::from_be_bytes(bytes)
 }
@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_two_are_the_same() {
+    fn ids_are_unique() {
         let (first, second) = (next(), next());
         assert_ne!(first, second);
         assert_eq!((first.len(), second.len()), (22, 22));

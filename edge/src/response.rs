@@ -1,4 +1,4 @@
-//! The shape of every response: problem+json with the request's id, and the headers that all responses carry.
+//! Responses: problem+json with the request id, and the headers common to all responses.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -10,7 +10,7 @@ use serde::Serialize;
 use wasm_bindgen::{JsValue, intern};
 use web_sys::{Headers, ResponseInit};
 
-/// No response built here is a page, so none may be run, framed, sniffed or embedded.
+/// No response built here is a page, so none may run scripts, be framed, sniffed or embedded.
 const SECURITY_HEADERS: [(&str, &str); 6] = [
     ("content-security-policy", "default-src 'none'; frame-ancestors 'none'"),
     ("cross-origin-resource-policy", "same-origin"),
@@ -22,7 +22,7 @@ const SECURITY_HEADERS: [(&str, &str); 6] = [
 
 type Header = (&'static str, Cow<'static, str>);
 
-/// A response, before the runtime gets it.
+/// A response before conversion to the runtime's type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Response {
     status: u16,
@@ -31,29 +31,31 @@ pub struct Response {
 }
 
 impl Response {
-    /// A response without a body; `no-store` until [`with`](Self::with) sets another `cache-control`.
+    /// Returns a response without a body; `no-store` unless [`with`](Self::with) replaces `cache-control`.
     pub fn empty(status: u16) -> Self {
         Self { status, headers: vec![("cache-control", "no-store".into())], body: Vec::new() }
     }
 
-    /// `value` as JSON.
+    /// Returns a response with `value` as JSON.
     ///
     /// # Errors
-    /// `unavailable` when `value` cannot be serialized.
+    /// `unavailable` if `value` cannot be serialized.
     pub fn json(status: u16, value: &impl Serialize) -> Result<Self, Problem> {
         let body = serde_json::to_vec(value)
             .map_err(|_| Problem::new(Code::Unavailable, "the response could not be serialized"))?;
         Ok(Self::empty(status).with_body(JSON, body))
     }
 
-    /// `problem` as problem+json, with the status and the headers that its code requires.
+    /// Returns a response with `problem` as problem+json, and the status and headers of its code.
     pub fn problem(problem: Problem, request_id: &str) -> Self {
-        let problem = problem.of_request(request_id);
-        // Text and numbers alone: this cannot fail, and the status would still tell the outcome.
+        let problem = problem.with_request_id(request_id);
+        // A problem has only strings and numbers, so serialization cannot fail. If it did, the status would
+        // still be right.
         let body = serde_json::to_vec(&problem).unwrap_or_default();
         let response = Self::empty(problem.code.status()).with_body(PROBLEM_JSON, body);
         let response = match problem.retry_after_s {
-            // The two values that nearly all problems have: as literals they are in the cache of header sets.
+            // Nearly all problems have one of these two values. As literals they hit the cache of header
+            // sets.
             Some(1) => response.with("retry-after", "1"),
             Some(2) => response.with("retry-after", "2"),
             Some(seconds) => response.with("retry-after", seconds.to_string()),
@@ -65,14 +67,14 @@ impl Response {
         }
     }
 
-    /// The response with this body, UTF-8, of this media type.
+    /// Sets the body, in UTF-8, and its media type.
     #[must_use]
     pub fn with_body(mut self, content_type: &'static str, body: Vec<u8>) -> Self {
         self.body = body;
         self.with("content-type", content_type)
     }
 
-    /// The response with this header, replacing another of the same name (lower case).
+    /// Sets the header `name` (lower case), replacing an existing one.
     #[must_use]
     pub fn with(mut self, name: &'static str, value: impl Into<Cow<'static, str>>) -> Self {
         self.headers.retain(|(other, _)| *other != name);
@@ -80,28 +82,28 @@ impl Response {
         self
     }
 
-    /// The response with what all of them carry: the request's id and the security headers.
+    /// Adds the headers common to all responses: the request id and the security headers.
     #[must_use]
     pub fn finish(self, request_id: &str) -> Self {
         let response = self.with(REQUEST_ID_HEADER, request_id.to_owned());
         SECURITY_HEADERS.iter().fold(response, |response, (name, value)| response.with(name, *value))
     }
 
-    /// Its status.
+    /// Returns the status.
     pub fn status(&self) -> u16 {
         self.status
     }
 
-    /// The value of the header `name` (lower case), if it is set.
+    /// Returns the value of the header `name` (lower case), if set.
     pub fn header(&self, name: &str) -> Option<&str> {
         let found = self.headers.iter().find(|(other, _)| *other == name);
         found.map(|(_, value)| value.as_ref())
     }
 
-    /// The runtime's own response.
+    /// Converts to the runtime's response.
     ///
     /// # Errors
-    /// The runtime's error when it refuses a header or the status.
+    /// The runtime's error if it rejects a header or the status.
     pub fn into_raw(self) -> Result<web_sys::Response, JsValue> {
         let init = ResponseInit::new();
         init.set_status(self.status);
@@ -115,9 +117,11 @@ thread_local! {
     static HEADER_SETS: RefCell<Vec<(Vec<Header>, Headers)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// `headers` as the runtime's own, valid until the next call; a response built from them copies them. Most values are
-/// literals and come in few combinations, so each combination is built once and kept: header by header they would cost more
-/// than everything else in a refusal. Only values that are not literals are written again, when they differ.
+/// Converts `headers` to the runtime's type. The result is valid until the next call; a response copies it.
+///
+/// Most values are literals in few combinations, so each combination is built once and cached. Setting the
+/// headers one by one would cost more than the rest of a rejection. Only changed non-literal values are set
+/// again.
 fn raw_headers(headers: &[Header]) -> Result<Headers, JsValue> {
     let set = |raw: &Headers, (name, value): &Header| raw.set(intern(name), value);
     HEADER_SETS.with_borrow_mut(|sets| {
@@ -126,7 +130,7 @@ fn raw_headers(headers: &[Header]) -> Result<Headers, JsValue> {
         };
         if let Some((kept, raw)) = sets.iter_mut().find(is_same_set) {
             for (last, header) in kept.iter_mut().zip(headers) {
-                // Some, such as Retry-After, often repeat in consecutive responses.
+                // Some values, such as Retry-After, often repeat in consecutive responses.
                 if matches!(&header.1, Cow::Owned(value) if *value != last.1) {
                     set(raw, header)?;
                     last.1.clone_from(&header.1);
@@ -141,7 +145,8 @@ fn raw_headers(headers: &[Header]) -> Result<Headers, JsValue> {
     })
 }
 
-/// Whether both have the same name, and the same value or one that is written again. Literals are compared by address.
+/// Returns whether two headers have the same name, and the same literal or both non-literal values. Literals
+/// are compared by address.
 fn is_same((name, value): &Header, (other_name, other_value): &Header) -> bool {
     std::ptr::eq(*name, *other_name)
         && match (value, other_value) {
@@ -156,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_carries_its_request_and_its_headers() {
+    fn a_problem_carries_the_request_id_and_code_specific_headers() {
         for (code, name, value) in [
             (Code::Unauthenticated, "www-authenticate", Some("Bearer")),
             (Code::RateLimited, "retry-after", Some("1")),
@@ -174,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn every_response_carries_its_id_and_the_security_headers() {
+    fn every_response_has_a_request_id_and_security_headers() {
         let response = Response::empty(200).finish("r-1");
         assert_eq!(response.header("x-content-type-options"), Some("nosniff"));
         assert_eq!(response.header("x-request-id"), Some("r-1"));

@@ -1,4 +1,4 @@
-//! Returns a response without a promise where none is needed: most refusals wait for nothing, and a promise, its two
+//! Returns responses without a promise if possible. Most rejections await nothing, and a promise, its two
 //! callbacks and a microtask cost more than the decision itself.
 
 use std::future::poll_fn;
@@ -11,12 +11,14 @@ use wasm_bindgen::JsValue;
 use worker::js_sys::futures::future_to_promise;
 use worker::worker_sys;
 
-/// Polls `future` once. Returns its output when that was enough, else a promise of it. The promise is registered with
-/// `context`, so that it runs to its end after the client has left: a runtime drops a promise that has no consumer, and
-/// what the future holds (a turn to refresh, a permit) would never be released.
+/// Polls `future` once. Returns its output if it is ready, otherwise a promise.
+///
+/// The promise is registered with `context`, so that it completes even after the client has disconnected. The
+/// runtime drops a promise without a consumer, and resources held by the future (such as the right to
+/// refresh) would never be released.
 ///
 /// # Errors
-/// What `future` fails with at its first poll, or the runtime's refusal to register the promise.
+/// The error of `future` at its first poll, or the runtime's error from registering the promise.
 pub fn respond<F>(context: &worker_sys::Context, future: F) -> Result<JsValue, JsValue>
 where
     F: Future<Output = Result<JsValue, JsValue>> + 'static,
@@ -33,8 +35,8 @@ where
     }
 }
 
-/// `polled` as a task. It was polled before the task existed, and some futures keep the first waker that they were given,
-/// so `waker` passes each wake on to the task.
+/// Runs `polled` as a task. The first poll was before the task existed, with `waker`. Some futures keep their
+/// first waker, so `waker` forwards each wake to the task.
 async fn resumed<F: Future>(mut polled: Pin<Box<F>>, waker: Arc<TaskWaker>) -> F::Output {
     poll_fn(|context| {
         waker.0.register(context.waker());
@@ -47,7 +49,7 @@ fn poll<F: Future>(future: &mut Pin<Box<F>>, waker: &Arc<TaskWaker>) -> Poll<F::
     future.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::clone(waker))))
 }
 
-/// Wakes the task that is registered when it is called.
+/// Wakes the task that is currently registered.
 #[derive(Debug, Default)]
 struct TaskWaker(AtomicWaker);
 
@@ -63,7 +65,7 @@ mod tests {
 
     use super::*;
 
-    /// Keeps the first waker that it is given, as a runtime's timer does.
+    /// Keeps the first waker that it gets, as the runtime's timer does.
     #[derive(Default)]
     struct FirstWaker(Option<mpsc::Sender<Waker>>, bool);
 
@@ -88,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waker_kept_from_the_first_poll_wakes_the_task() {
+    fn the_waker_from_the_first_poll_wakes_the_task() {
         let (send, wakers) = mpsc::channel();
         let mut polled = Box::pin(FirstWaker(Some(send), false));
         let waker = Arc::new(TaskWaker::default());

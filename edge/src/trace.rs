@@ -1,5 +1,7 @@
-//! Traces: a span for each browser's request that is traced, sent to an OpenTelemetry collector, and its context for core
-//! (W3C Trace Context). Off unless `OTLP_URL` is set: then nothing of this is looked at.
+//! Tracing: sends a span for each traced request to an OpenTelemetry collector and passes the context to core
+//! (W3C Trace Context). Off unless `OTLP_URL` is set.
+
+use std::cell::RefCell;
 
 use claimgate_shared::Timestamp;
 use wasm_bindgen::{JsCast as _, JsValue};
@@ -8,84 +10,128 @@ use worker::js_sys::futures::JsFuture;
 use worker::js_sys::{self, Math};
 use worker::{Context, Env, Fetcher};
 
+use crate::background;
 use crate::clock;
 use crate::config::{Config, TraceConfig};
 use crate::request::Request;
 use crate::router::Route;
 
-/// The service binding that leads to the collector; over the network where there is none.
+/// The collector's service binding. Without it, spans are sent over the network.
 const BINDING: &str = "OTLP";
-/// The longest that sending a span may take, in milliseconds. No response waits for it.
+/// Time limit for sending a span, in milliseconds. No response waits for it.
 const SEND_MS_MAX: u32 = 2_000;
 
-/// The place of a request in a trace.
+/// Maximum number of requests per second and isolate that are traced only because the browser asks for it.
+/// Any client can ask, even in rejected requests, and each span costs a call to the collector.
+const REQUESTED_TRACES_MAX: u32 = 10;
+
+thread_local! {
+    static REQUESTED: RefCell<RequestedTraces> = const { RefCell::new(RequestedTraces::NONE) };
+}
+
+/// The number of requests traced in one second because the browser asked for it.
+#[derive(Debug, Clone, Copy)]
+struct RequestedTraces {
+    /// Seconds since 1970.
+    second: i64,
+    count: u32,
+}
+
+impl RequestedTraces {
+    const NONE: Self = Self { second: 0, count: 0 };
+
+    /// Counts one more trace at `now` and returns true, unless that second already has [`REQUESTED_TRACES_MAX`].
+    fn take(&mut self, now: Timestamp) -> bool {
+        let second = now.as_ms() / 1000;
+        if second != self.second {
+            *self = Self { second, count: 0 };
+        }
+        let has_room = self.count < REQUESTED_TRACES_MAX;
+        self.count += u32::from(has_room);
+        has_room
+    }
+}
+
+/// A request's trace context.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trace {
-    /// The id of the whole trace.
+    /// The trace id.
     id: String,
-    /// The browser's span; empty when the trace begins here.
+    /// The browser's span id; empty if the trace starts here.
     parent_id: String,
     span_id: String,
-    /// Whether its spans are recorded, here and by core.
+    /// Whether edge and core record spans of this request.
     pub is_sampled: bool,
     began_at: Timestamp,
 }
 
-/// What a span tells of its request: no user, no claim.
+/// The attributes of a span. They contain no user and no claim.
 #[derive(Debug, Clone, Copy)]
-pub struct Answered<'a> {
-    /// Its method, one that the route has.
+pub struct SpanDetails<'a> {
+    /// The method, one of the route's.
     pub method: &'a str,
-    /// Its route's path, such as `/v1/campaigns/{id}/claims`.
+    /// The route's path template, such as `/v1/campaigns/{id}/claims`.
     pub route: &'a str,
-    /// The id that logs and the response carry.
+    /// The request id, as in the logs and the response.
     pub request_id: &'a str,
     /// The response's status.
     pub status: u16,
-    /// When the response was there.
-    pub at: Timestamp,
+    /// When the response was ready.
+    pub ended_at: Timestamp,
 }
 
 impl Trace {
-    /// The place of a request that began at `began_at` and brought `traceparent`. Without one `may_begin` says
-    /// whether it is traced. `random` makes the ids.
-    pub fn begin(traceparent: Option<&str>, began_at: Timestamp, may_begin: bool, random: [u8; 24]) -> Self {
+    /// Starts the trace of a request that began at `began_at`. Without `traceparent`, the trace is sampled if
+    /// `may_begin`; with a `traceparent` that requests sampling, if `may_begin` or `may_follow`. `random`
+    /// provides the ids.
+    pub fn begin(
+        traceparent: Option<&str>,
+        began_at: Timestamp,
+        may_begin: bool,
+        may_follow: impl FnOnce() -> bool,
+        random: [u8; 24],
+    ) -> Self {
         let (own_id, span_id) = (hex(&random[..16]), hex(&random[16..]));
-        let (id, parent_id, is_sampled) =
-            traceparent.and_then(parse).unwrap_or_else(|| (own_id, String::new(), may_begin));
+        let (id, parent_id, is_sampled) = match traceparent.and_then(parse) {
+            Some((id, parent_id, is_requested)) => {
+                (id, parent_id, is_requested && (may_begin || may_follow()))
+            }
+            None => (own_id, String::new(), may_begin),
+        };
         Self { id, parent_id, span_id, is_sampled, began_at }
     }
 
-    /// Its context, for core.
+    /// Returns the `traceparent` for core.
     pub fn traceparent(&self) -> String {
         let flags = if self.is_sampled { "01" } else { "00" };
         ["00", &self.id, &self.span_id, flags].join("-")
     }
 
-    /// The span as OTLP's JSON. Written by hand: none of its values has characters that JSON escapes, and a document of
-    /// serde's would cost the Worker more than the rest of this file.
-    pub fn span(&self, of: Answered<'_>) -> String {
+    /// Returns the span as OTLP JSON. The JSON is formatted by hand: no value needs JSON escapes, and a serde
+    /// document would add more to the Worker's size than the rest of this file.
+    pub fn span(&self, details: SpanDetails<'_>) -> String {
         let Self { id, parent_id, span_id, began_at, .. } = self;
-        let Answered { method, route, request_id, status, at } = of;
-        let (began_ms, ended_ms) = (began_at.as_ms(), at.as_ms());
-        // Error, as OpenTelemetry has it for a server: where it is to blame itself.
+        let SpanDetails { method, route, request_id, status, ended_at } = details;
+        let (began_ms, ended_ms) = (began_at.as_ms(), ended_at.as_ms());
+        // OpenTelemetry: a server's span is an error only if the server is at fault.
         let code = if status >= 500 { 2 } else { 0 };
         let attribute = |key: &str, kind: &str, value: &str| {
             format!(r#"{{"key":"{key}","value":{{"{kind}":"{value}"}}}}"#)
         };
         let service = attribute("service.name", "stringValue", "claimgate-edge");
         let request = attribute("claimgate.request_id", "stringValue", request_id);
-        let answer = attribute("http.response.status_code", "intValue", &status.to_string());
-        let place = format!(r#""traceId":"{id}","spanId":"{span_id}","parentSpanId":"{parent_id}""#);
-        let what = format!(r#""name":"{method} {route}","kind":2,"status":{{"code":{code}}}"#);
+        let response = attribute("http.response.status_code", "intValue", &status.to_string());
+        let ids = format!(r#""traceId":"{id}","spanId":"{span_id}","parentSpanId":"{parent_id}""#);
+        let name = format!(r#""name":"{method} {route}","kind":2,"status":{{"code":{code}}}"#);
         let times = format!(r#""startTimeUnixNano":"{began_ms}000000","endTimeUnixNano":"{ended_ms}000000""#);
-        let span = format!(r#"{{{place},{what},{times},"attributes":[{request},{answer}]}}"#);
+        let span = format!(r#"{{{ids},{name},{times},"attributes":[{request},{response}]}}"#);
         let spans = format!(r#"[{{"scope":{{"name":"claimgate"}},"spans":[{span}]}}]"#);
         format!(r#"{{"resourceSpans":[{{"resource":{{"attributes":[{service}]}},"scopeSpans":{spans}}}]}}"#)
     }
 }
 
-/// The trace, the span and whether it is sampled, of a `traceparent` of version 00, or of a later one that begins alike.
+/// Parses a `traceparent` of version 00, or of a newer version with the same beginning. Returns trace id,
+/// span id and whether sampling is requested.
 fn parse(traceparent: &str) -> Option<(String, String, bool)> {
     let mut parts = traceparent.split('-');
     let [version, trace_id, span_id, flags] = [parts.next()?, parts.next()?, parts.next()?, parts.next()?];
@@ -105,7 +151,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
 }
 
-/// The trace of a request that is being answered.
+/// The trace of the request being handled.
 #[derive(Debug)]
 pub struct RequestTrace {
     trace: Trace,
@@ -113,36 +159,37 @@ pub struct RequestTrace {
 }
 
 impl RequestTrace {
-    /// Begins it, where traces go anywhere.
+    /// Starts the trace, if tracing is configured.
     #[inline(never)] // most edges never trace
     pub fn begin(request: &Request, config: &Config) -> Option<Self> {
         let config = config.traces.clone()?;
         let mut random = [0; 24];
-        // A trace without an id of its own would be mixed up with others.
+        // Without a random id the trace would be mixed up with other traces.
         getrandom::fill(&mut random).ok()?;
         let (given, began_at) = (request.header("traceparent"), clock::now().ok()?);
-        let may_begin = Math::random() * 1e6 < f64::from(config.of_a_million);
-        let trace = Trace::begin(given.as_deref(), began_at, may_begin, random);
+        let may_begin = Math::random() * 1e6 < f64::from(config.per_million);
+        let may_follow = || REQUESTED.with_borrow_mut(|requested| requested.take(began_at));
+        let trace = Trace::begin(given.as_deref(), began_at, may_begin, may_follow, random);
         Some(Self { trace, config })
     }
 
-    /// Its context, for core.
+    /// Returns the `traceparent` for core.
     pub fn traceparent(&self) -> String {
         self.trace.traceparent()
     }
 
-    /// Has its span sent, when it is recorded and the request has a route; the response does not wait for that.
+    /// Sends the span in the background, if the request is sampled and has a route.
     #[inline(never)]
     pub fn end(self, request: &Request, request_id: &str, status: u16, env: &Env, context: &Context) {
         let method = &request.method;
         let route = Route::of(&request.path).filter(|route| route.allows(method));
-        let (true, Some(route), Ok(at)) = (self.trace.is_sampled, route, clock::now()) else { return };
-        let answered = Answered { method, route: route.template(), request_id, status, at };
-        let (span, env) = (self.trace.span(answered), env.clone());
-        context.wait_until(async move {
-            // Nothing else depends on it.
+        let (true, Some(route), Ok(ended_at)) = (self.trace.is_sampled, route, clock::now()) else { return };
+        let details = SpanDetails { method, route: route.template(), request_id, status, ended_at };
+        let (span, env) = (self.trace.span(details), env.clone());
+        background::run(context, async move {
+            // A lost span is only logged.
             if let Err(error) = post(&env, &self.config, &span).await {
-                worker::console_warn!("a span was not sent: {error:?}");
+                worker::console_warn!("a span could not be sent: {error:?}");
             }
         });
     }
@@ -174,11 +221,12 @@ mod tests {
     const SPAN: &str = "00f067aa0ba902b7";
 
     fn begin(traceparent: Option<&str>, may_begin: bool) -> Trace {
-        Trace::begin(traceparent, Timestamp::from_ms(1_700_000_000_123).unwrap(), may_begin, [0xab; 24])
+        let began_at = Timestamp::from_ms(1_700_000_000_123).unwrap();
+        Trace::begin(traceparent, began_at, may_begin, || true, [0xab; 24])
     }
 
     #[test]
-    fn a_browsers_trace_goes_on_and_its_word_counts() {
+    fn a_browsers_trace_continues_with_its_sampling_decision() {
         for (flags, is_sampled) in [("01", true), ("00", false), ("03", true)] {
             for may_begin in [true, false] {
                 let trace = begin(Some(&format!("00-{TRACE}-{SPAN}-{flags}")), may_begin);
@@ -187,11 +235,24 @@ mod tests {
                 assert_eq!(trace.traceparent(), format!("00-{TRACE}-abababababababab-0{flag}"));
             }
         }
-        assert!(begin(Some(&format!("01-{TRACE}-{SPAN}-01-more")), false).is_sampled, "a later version");
+        assert!(begin(Some(&format!("01-{TRACE}-{SPAN}-01-more")), false).is_sampled, "a newer version");
     }
 
     #[test]
-    fn without_a_context_that_can_be_read_a_trace_begins_if_it_may() {
+    fn traces_requested_by_browsers_are_limited_per_second() {
+        let traceparent = format!("00-{TRACE}-{SPAN}-01");
+        let mut requested = RequestedTraces::NONE;
+        let mut traced = |at_ms, may_begin| {
+            let at = Timestamp::from_ms(at_ms).unwrap();
+            Trace::begin(Some(&traceparent), at, may_begin, || requested.take(at), [0xab; 24]).is_sampled
+        };
+        let mut in_second = |from_ms: i64| (0..1000_i64).filter(|ms| traced(from_ms + ms, false)).count();
+        assert_eq!([7_000, 8_000, 8_000, 7_000].map(&mut in_second), [10, 10, 0, 10]);
+        assert!(traced(7_999, true), "sampled anyway");
+    }
+
+    #[test]
+    fn a_malformed_traceparent_is_ignored() {
         let zeros = "0".repeat(32);
         for bad in [
             None,
@@ -213,11 +274,12 @@ mod tests {
     }
 
     #[test]
-    fn a_span_tells_of_its_request() {
+    fn a_span_describes_its_request() {
         let trace = begin(Some(&format!("00-{TRACE}-{SPAN}-01")), false);
-        let at = Timestamp::from_ms(1_700_000_000_456).unwrap();
-        let of = Answered { method: "GET", route: "/livez", request_id: "r-1", status: 503, at };
-        let span: Value = serde_json::from_str(&trace.span(of)).unwrap();
+        let ended_at = Timestamp::from_ms(1_700_000_000_456).unwrap();
+        let details =
+            SpanDetails { method: "GET", route: "/livez", request_id: "r-1", status: 503, ended_at };
+        let span: Value = serde_json::from_str(&trace.span(details)).unwrap();
         let span = &span["resourceSpans"][0]["scopeSpans"][0]["spans"][0];
         assert_eq!((&span["traceId"], &span["parentSpanId"]), (&json!(TRACE), &json!(SPAN)));
         assert_eq!(span["startTimeUnixNano"], "1700000000123000000");

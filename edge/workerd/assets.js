@@ -1,5 +1,5 @@
-// Serves the claim page's files as Cloudflare would, for plain workerd. Each file is a binding named by its path
-// (edge/workerd.capnp); "_headers" lists, as it does on Cloudflare, the response headers by path.
+// Serves the claim page's files in plain workerd as Cloudflare would. Each file is a binding named by its path
+// (edge/workerd.capnp). "_headers" lists the response headers by path, in Cloudflare's format.
 
 const types = {
     html: "text/html; charset=utf-8",
@@ -8,15 +8,16 @@ const types = {
     svg: "image/svg+xml",
 };
 
-// Bindings that are not the page's files have names without a slash.
+// The names of other bindings do not start with a slash.
 const isFile = (env, path) => path.startsWith("/") && Object.hasOwn(env, path);
 
 function parseHeaders(text) {
     const rules = [];
     for (const line of text.split("\n").filter((line) => line.trim() && !line.startsWith("#"))) {
-        const colon = line.indexOf(":");
-        if (/^\s/.test(line)) rules.at(-1).headers.push([line.slice(0, colon).trim(), line.slice(colon + 1).trim()]);
-        else rules.push({ path: line.trim(), headers: [] });
+        const [, removed, name, value] = /^\s+(! )?([^:]+)(?::\s*(.*))?$/.exec(line) ?? [];
+        if (removed) rules.at(-1).removed.push(name.trim());
+        else if (name) rules.at(-1).headers.push([name.trim(), value.trim()]);
+        else rules.push({ path: line.trim(), removed: [], headers: [] });
     }
     return rules;
 }
@@ -24,11 +25,16 @@ function parseHeaders(text) {
 const matches = (rule, path) =>
     rule.path.endsWith("*") ? path.startsWith(rule.path.slice(0, -1)) : path === rule.path;
 
-// Parsed once: embedded text never changes.
+// Parsed once, since embedded files never change.
 let rules;
 function headersFor(env, path) {
     rules ??= parseHeaders(env._headers);
-    return new Headers(rules.filter((rule) => matches(rule, path)).flatMap((rule) => rule.headers));
+    const headers = new Headers();
+    for (const rule of rules.filter((rule) => matches(rule, path))) {
+        for (const name of rule.removed) headers.delete(name);
+        for (const [name, value] of rule.headers) headers.append(name, value);
+    }
+    return headers;
 }
 
 const base64url = (bytes) =>
@@ -46,29 +52,11 @@ async function etagOf(path, text) {
 const etagMatches = (header, etag) =>
     header?.split(",").some((one) => one.trim() === "*" || one.trim().replace(/^W\//, "") === etag);
 
-// The same problem as the Worker's.
-function notFound(request, env, path) {
-    const id = base64url(crypto.getRandomValues(new Uint8Array(16)));
-    const problem = {
-        type: "/problems/not-found",
-        title: "Not found",
-        status: 404,
-        detail: "no such path",
-        code: "not_found",
-        instance: id,
-    };
-    const headers = headersFor(env, path);
-    headers.set("Content-Type", "application/problem+json");
-    headers.set("Cache-Control", "no-store");
-    headers.set("X-Request-Id", id);
-    return new Response(request.method === "HEAD" ? null : JSON.stringify(problem), { status: 404, headers });
-}
-
 export default {
     async fetch(request, env) {
         const path = new URL(request.url).pathname;
         const file = path.endsWith("/") ? `${path}index.html` : path;
-        if (!isFile(env, file)) return notFound(request, env, path);
+        if (!isFile(env, file)) return new Response(null, { status: 404 }); // the Worker returns the problem
         const headers = headersFor(env, path);
         const etag = await etagOf(file, env[file]);
         headers.set("ETag", etag);

@@ -1,2 +1,2 @@
-// The value of a variable, or its default when it is unset or empty: workerd itself has no defaults.
+// Returns a variable's value, or its default if it is unset or empty. workerd has no defaults for variables.
 export default ({ value, default: fallback }) => value || fallback;

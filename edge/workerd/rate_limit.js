@@ -1,23 +1,23 @@
-// A rate limiter with the interface of Cloudflare's, for plain workerd: a token bucket per key, in the memory of one
-// process. An internal module that wraps the settings in edge/workerd.capnp; its tests run it in node.
+// A rate limiter for plain workerd with Cloudflare's interface: a token bucket per key, in the memory of one process.
+// edge/workerd.capnp uses it as an internal module that wraps the settings. Its tests run in node.
 
 const KEYS_MAX = 100_000;
 const LIMIT_MAX = 1_000_000;
 const PERIOD_S_MAX = 3_600;
 
-// workers-rs recognizes the binding by the name of its class.
+// workers-rs recognizes the binding by its class name.
 export class Ratelimit {
     #limit;
     #periodMs;
     #now;
     #keysMax;
-    // A bucket is one number: the time at which it will be full again. Full buckets need not be kept, so two generations are
-    // enough: keys last seen before the younger one began are dropped when that one becomes the old one.
+    // A bucket is one number: the time at which it is full again. A full bucket need not be stored, so two generations are
+    // enough: a rotation drops the keys that were last used before the younger generation began.
     #young = new Map();
     #old = new Map();
     #youngSince = -Infinity;
 
-    // `limit` tokens per `periodS` seconds and key; a limit of 0 is no limit. `keys` bounds the keys that are kept.
+    // Allows `limit` tokens per `periodS` seconds and key; 0 is unlimited. `keys` is the maximum number of stored keys.
     constructor(limit, periodS, { now = Date.now, keys = KEYS_MAX } = {}) {
         this.#limit = limit;
         this.#periodMs = periodS * 1000;
@@ -31,18 +31,18 @@ export class Ratelimit {
         this.#evict(now);
         const full = this.#fullAt(String(key), now);
         const taken = full + this.#periodMs / this.#limit;
-        // Half a millisecond: whole tokens, whatever their sum lost in rounding.
+        // The half millisecond makes up for rounding errors in the sum of tokens.
         const success = taken <= now + this.#periodMs + 0.5;
         this.#young.set(String(key), success ? taken : full);
         return { success };
     }
 
-    // The number of keys that are kept.
+    // Returns the number of stored keys.
     get size() {
         return this.#young.size + this.#old.size;
     }
 
-    // A clock that was set back must not keep a bucket empty for longer than a period.
+    // Returns when the key's bucket is full, at most a period from now even if the clock was set back.
     #fullAt(key, now) {
         const kept = this.#young.get(key) ?? this.#old.get(key) ?? now;
         return Math.min(Math.max(kept, now), now + this.#periodMs);
@@ -51,7 +51,7 @@ export class Ratelimit {
     #evict(now) {
         const age = now - this.#youngSince;
         const isOld = age < 0 || age >= this.#periodMs;
-        // Too many keys at once: those unseen for longest get a full bucket early.
+        // With too many keys, the least recently used ones get a full bucket early.
         if (!isOld && this.#young.size < this.#keysMax / 2) return;
         this.#old = this.#young;
         this.#young = new Map();
@@ -59,12 +59,11 @@ export class Ratelimit {
     }
 }
 
-// The whole number in the environment variable `name`. A wrong value must not count as "no limit", so the Worker does not
-// start with one.
+// Parses the environment variable `name`. An invalid value prevents the start, so that it does not count as "no limit".
 function wholeNumber(name, text, min, max) {
     const number = Number(text);
     if (/^\d{1,9}$/.test(text) && number >= min && number <= max) return number;
-    throw new Error(`${name} must be ${min} to ${max}, but is ${JSON.stringify(text)}`);
+    throw new Error(`${name} must be a whole number from ${min} to ${max}, but is ${JSON.stringify(text)}`);
 }
 
 export default function ({ name, limit, limitDefault, period, periodDefault }) {

@@ -5,7 +5,7 @@ import bound, { Ratelimit } from "./rate_limit.js";
 
 const PERIOD_S = 10;
 
-// A limiter, its clock, and how many of `count` requests in a row it lets through.
+// Creates a limiter with its clock, and a function that returns how many of `count` consecutive requests it allows.
 function limiter(limit, keys = 1000) {
     const clock = { now: 1_000_000 };
     const made = new Ratelimit(limit, PERIOD_S, { now: () => clock.now, keys });
@@ -17,11 +17,11 @@ function limiter(limit, keys = 1000) {
     return { made, clock, pass };
 }
 
-test("workers-rs finds its class by this name", () => {
+test("the class has the name that workers-rs expects", () => {
     assert.equal(limiter(1).made.constructor.name, "Ratelimit");
 });
 
-test("a full bucket lets its limit through and no more, each key for itself", async () => {
+test("a full bucket allows exactly its limit, for each key", async () => {
     for (const limit of [1, 3, 7, 20, 60, 999]) {
         const { pass } = limiter(limit);
         assert.equal(await pass("a", limit + 50), limit);
@@ -29,7 +29,7 @@ test("a full bucket lets its limit through and no more, each key for itself", as
     }
 });
 
-test("it fills evenly, and a refusal takes nothing", async () => {
+test("a bucket fills evenly, and a rejection takes no token", async () => {
     const { clock, pass } = limiter(20);
     assert.equal(await pass("a", 100), 20);
     clock.now += 499;
@@ -40,7 +40,7 @@ test("it fills evenly, and a refusal takes nothing", async () => {
     assert.equal(await pass("a", 100), 10);
 });
 
-test("after the time that Retry-After says the bucket is full again, and a longer wait adds no more", async () => {
+test("a bucket is full after one period and never overfills", async () => {
     for (const wait_s of [PERIOD_S, 1.5 * PERIOD_S, 5 * PERIOD_S]) {
         const { clock, pass } = limiter(20);
         await pass("a", 21);
@@ -49,7 +49,7 @@ test("after the time that Retry-After says the bucket is full again, and a longe
     }
 });
 
-test("over many periods it is the limit in each, and no bucket is evicted before it is full", async () => {
+test("the limit holds over many periods", async () => {
     const { clock, pass } = limiter(20);
     let passed = 0;
     for (let ms = 0; ms < 100_000; ms += 100, clock.now += 100) passed += await pass("a", 1);
@@ -67,7 +67,7 @@ test("full buckets are evicted", async () => {
     assert.ok(made.size <= 2, `${made.size}`);
 });
 
-test("memory is bounded, and a key that keeps asking stays refused", async () => {
+test("memory is bounded, and a busy key stays limited", async () => {
     const { made, pass } = limiter(20, 100);
     assert.equal(await pass("hasty", 21), 20);
     for (let n = 0; n < 10_000; n++) {
@@ -77,7 +77,7 @@ test("memory is bounded, and a key that keeps asking stays refused", async () =>
     }
 });
 
-test("a clock that is set back refuses for a period at most", async () => {
+test("a clock set back rejects for one period at most", async () => {
     const { clock, pass } = limiter(20);
     await pass("a", 21);
     clock.now -= 3_600_000;
@@ -86,7 +86,7 @@ test("a clock that is set back refuses for a period at most", async () => {
     assert.equal(await pass("a", 100), 20);
 });
 
-test("a limit of 0 is no limit, and an unset variable has its default", async () => {
+test("0 is unlimited, and an unset variable has a default", async () => {
     assert.equal(await limiter(0).pass("a", 1000), 1000);
     const made = bound({ name: "L", limit: null, limitDefault: "3", period: "", periodDefault: "10" });
     const passed = [];
@@ -94,7 +94,7 @@ test("a limit of 0 is no limit, and an unset variable has its default", async ()
     assert.deepEqual(passed, [true, true, true, false]);
 });
 
-test("a wrong value is refused at once, by the name of its variable", () => {
+test("an invalid value is an error that names its variable", () => {
     const defaults = { name: "RATE_PER_USER_LIMIT", limitDefault: "3", periodDefault: "10" };
     for (const limit of ["-1", "x", "1.5", "1e3", "9999999", " "]) {
         assert.throws(() => bound({ ...defaults, limit }), /^Error: RATE_PER_USER_LIMIT must be/);

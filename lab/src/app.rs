@@ -1,4 +1,4 @@
-//! One application server: its connections, which it shares with no other.
+//! One application server and its own connections.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,47 +8,36 @@ use claimgate_core::store::redis::lease::{Lease, LeaseHolder};
 use tokio::sync::OnceCell;
 use tokio::time::{Instant, timeout_at};
 
-use crate::manager::{Result, StockError};
+use crate::addresses::Addresses;
+use crate::error::{Result, StockError};
 use crate::meter::Meter;
+use crate::product::{OUTBOX_MAX, Product};
 use crate::redis::Redis;
 use crate::sql::Sql;
-use crate::strategies::claimgate::Product;
 
-/// Events that may wait for SQL: more than any measurement makes.
-pub const OUTBOX_MAX: u64 = 10_000_000;
-
-/// What a lock costs that is free: one call to acquire it, one to release it.
+/// Number of calls for an uncontended lock: one to acquire it, one to release it.
 const LEASE_CALLS: u64 = 2;
-
-/// Where the servers are.
-#[derive(Debug, Clone)]
-pub struct Addresses {
-    /// Redis.
-    pub redis: String,
-    /// PostgreSQL.
-    pub sql: String,
-}
 
 /// An application server.
 #[derive(Debug)]
 pub struct App {
-    /// Its way to Redis.
+    /// Connection to Redis.
     pub redis: Redis,
-    /// Its way to PostgreSQL.
+    /// Connections to PostgreSQL.
     pub sql: Sql,
-    /// What it counts, together with the others.
+    /// Counters, shared with the other servers of the strategy.
     pub meter: Arc<Meter>,
-    /// Where it connects to.
+    /// Addresses of Redis and PostgreSQL.
     pub addresses: Addresses,
-    /// Which of the servers it is.
+    /// Number of this server.
     pub number: usize,
     lease_store: OnceCell<Arc<RedisStore>>,
-    /// claimgate, where that is the strategy.
+    /// claimgate's engine, if that is the strategy.
     pub product: OnceCell<Product>,
 }
 
 impl App {
-    /// Connects when first asked.
+    /// Creates a server that connects on first use.
     pub fn start(addresses: &Addresses, number: usize, meter: &Arc<Meter>) -> Result<Arc<Self>> {
         Ok(Arc::new(Self {
             redis: Redis::new(&addresses.redis, Arc::clone(meter))?,
@@ -61,13 +50,13 @@ impl App {
         }))
     }
 
-    /// `count` of them, and what they count together.
+    /// Creates `count` servers that share their counters.
     pub fn start_all(addresses: &Addresses, count: usize) -> Result<Vec<Arc<Self>>> {
         let meter = Arc::default();
         (0..count).map(|number| Self::start(addresses, number, &meter)).collect()
     }
 
-    /// A new, unique holder of claimgate's leases.
+    /// Returns a new, unique holder of claimgate's leases.
     pub async fn owner(&self) -> Result<LeaseHolder> {
         let store = self.lease_store.get_or_try_init(|| async { self.open_lease_store() }).await?;
         LeaseHolder::new(Arc::clone(store)).map_err(StockError::set_up)
@@ -82,7 +71,7 @@ impl App {
         deadline: Instant,
     ) -> Result<Lease> {
         let timeout = deadline.saturating_duration_since(Instant::now());
-        // `acquire` checks its own timeout only between pauses; the caller must leave at the deadline.
+        // `acquire` checks its timeout only between pauses, so the deadline is enforced here.
         let held = timeout_at(deadline, owner.acquire(name, lease, timeout)).await;
         let lease = held.map_err(|_| StockError::TimedOut)??;
         self.meter.lease_calls.add(LEASE_CALLS);
@@ -94,7 +83,7 @@ impl App {
         Ok(Arc::new(RedisStore::new(client, OUTBOX_MAX)))
     }
 
-    /// Closes what does not close by itself.
+    /// Closes connections that do not close on drop.
     pub async fn stop(&self) {
         if let Some(product) = self.product.get() {
             product.stop().await;

@@ -1,13 +1,13 @@
-//! Waiting before the next try: twice as long each time, and never all at the same moment.
+//! Exponential backoff with jitter.
 
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use crate::manager::{Result, StockError};
+use crate::error::{Result, StockError};
 use crate::meter::Meter;
 
-/// Exponential back-off with jitter.
+/// State of one caller's backoff.
 #[derive(Debug)]
 pub struct Backoff {
     next: Duration,
@@ -15,22 +15,23 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Between tries for a lock: soon at first, and a thousand who wait make some 20,000 tries a second at most.
+    /// Creates a backoff for contended locks: short at first. A thousand waiting callers make at most about
+    /// 20,000 attempts a second.
     pub fn for_lock() -> Self {
         Self { next: Duration::from_millis(2), max: Duration::from_millis(64) }
     }
 
-    /// Between tries for a lock that only those ask for who have a connection already.
+    /// Creates a backoff for a lock that only callers with a connection compete for.
     pub fn for_few() -> Self {
         Self { next: Duration::from_millis(1), max: Duration::from_millis(8) }
     }
 
-    /// Between tries of an optimistic write.
+    /// Creates a backoff for retries of an optimistic write.
     pub fn for_conflict() -> Self {
         Self { next: Duration::from_millis(1), max: Duration::from_millis(16) }
     }
 
-    /// Waits; [`StockError::TimedOut`] when `deadline` has come.
+    /// Waits; returns [`StockError::TimedOut`] if `deadline` has passed.
     pub async fn pause(&mut self, deadline: Instant, meter: &Meter) -> Result<()> {
         if Instant::now() >= deadline {
             return Err(StockError::TimedOut);
@@ -42,15 +43,15 @@ impl Backoff {
     }
 }
 
-/// Between half of `length` and all of it.
+/// Returns a random duration between half of `length` and `length`.
 fn jittered(length: Duration) -> Duration {
     let mut byte = [0; 1];
-    // Without randomness they wake together, and one of them wins all the same.
+    // Without random numbers all callers wake up together, and one caller still succeeds.
     let _ = getrandom::fill(&mut byte);
     length / 2 + length / 2 * u32::from(byte[0]) / 255
 }
 
-/// A unique name.
+/// Returns a unique name.
 pub fn unique() -> Result<String> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).map_err(StockError::set_up)?;

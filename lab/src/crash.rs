@@ -1,4 +1,4 @@
-//! What the next one finds when a holder has crashed: a process takes the lock or the transaction and is killed.
+//! Effect of a holder's crash on the next caller: a process takes the lock or the transaction and is killed.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -7,27 +7,29 @@ use anyhow::{Context as _, ensure};
 use support::process::{Process, command};
 use tokio::time::sleep;
 
-use crate::app::{Addresses, App};
-use crate::manager::{Attempt, Reduced, StockError, Strategy};
+use crate::addresses::Addresses;
+use crate::app::App;
+use crate::error::StockError;
+use crate::manager::{Attempt, ReduceResult, Strategy};
 use crate::servers::Servers;
-use crate::stock_key::StockKey;
+use crate::stock_key::redis_key;
 
-/// How long the next one waits before it is said to wait for ever.
+/// Timeout of the next caller, after which the lock counts as stuck.
 pub const WAIT_MAX: Duration = Duration::from_secs(3);
-/// How long the holder may take to get as far as it shall.
-const HOLDS_WITHIN: Duration = Duration::from_secs(20);
+/// Timeout for the holder to acquire its lock.
+const HOLD_TIMEOUT: Duration = Duration::from_secs(20);
 const STOCK: u32 = 10;
 
-/// When the next one could go on after the holder's crash.
+/// Time until the next caller could continue after the holder's crash.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum AfterCrash {
-    /// After this many milliseconds.
+    /// Milliseconds until it continued.
     Ms(f64),
-    /// Not within [`WAIT_MAX`].
+    /// It did not continue within [`WAIT_MAX`].
     Never,
 }
 
-/// Has a process of `program`, which is the lab's own, take what a holder holds, kills it, and waits for the next one.
+/// Runs `program`, the lab itself, as a holder, kills it, and measures the next caller's wait.
 pub async fn run(
     servers: &Servers,
     strategy: &Strategy,
@@ -35,17 +37,17 @@ pub async fn run(
     key: &str,
 ) -> anyhow::Result<AfterCrash> {
     let app = App::start_all(&servers.addresses, 1)?.remove(0);
-    let manager = strategy.managers(std::slice::from_ref(&app), key).await?.remove(0);
+    let manager = strategy.managers(std::slice::from_ref(&app), key)?.remove(0);
     manager.init(STOCK).await?;
     let mut holder = command(program);
     let Addresses { redis, sql } = &servers.addresses;
     holder.args(["hold", strategy.name, key, "--redis", redis, "--postgres", sql]);
     let mut holder = Process::start(holder);
     let started = Instant::now();
-    while !servers.has_key(&mark(&app, key)).await? {
+    while !servers.has_key(&held_key(key)).await? {
         ensure!(
-            holder.ended().is_none() && started.elapsed() < HOLDS_WITHIN,
-            "the holder never came to hold"
+            holder.ended().is_none() && started.elapsed() < HOLD_TIMEOUT,
+            "the holder did not acquire its lock"
         );
         sleep(Duration::from_millis(2)).await;
     }
@@ -55,24 +57,27 @@ pub async fn run(
     let waited = killed.elapsed().as_secs_f64() * 1000.0;
     app.stop().await;
     match next {
-        Ok(Reduced::Taken) => Ok(AfterCrash::Ms(waited)),
+        Ok(ReduceResult::Taken) => Ok(AfterCrash::Ms(waited)),
         Err(StockError::TimedOut) => Ok(AfterCrash::Never),
-        next => anyhow::bail!("after the crash: {next:?}"),
+        next => anyhow::bail!("unexpected result after the crash: {next:?}"),
     }
 }
 
-/// The holder's part: holds, says so, and waits to be killed.
+/// Runs in the holder's process: acquires the lock, reports that, and waits to be killed.
 pub async fn hold(strategy: &Strategy, addresses: &Addresses, key: &str) -> anyhow::Result<()> {
     let app = App::start_all(addresses, 1)?.remove(0);
-    let manager = strategy.managers(std::slice::from_ref(&app), key).await?.remove(0);
-    let held = manager.hold(&Attempt::new("holder", 1, HOLDS_WITHIN)).await?;
-    app.redis.ask::<()>(::redis::cmd("SET").arg(mark(&app, key)).arg(1)).await.context("saying so")?;
+    let manager = strategy.managers(std::slice::from_ref(&app), key)?.remove(0);
+    let held = manager.hold(&Attempt::new("holder", 1, HOLD_TIMEOUT)).await?;
+    app.redis
+        .query::<()>(::redis::cmd("SET").arg(held_key(key)).arg(1))
+        .await
+        .context("reporting the lock")?;
     std::future::pending::<()>().await;
     drop(held);
     Ok(())
 }
 
-/// The key by which the holder says that it holds.
-fn mark(app: &std::sync::Arc<App>, key: &str) -> String {
-    format!("{}:held", StockKey::new(app, key).name)
+/// Returns the key with which the holder reports its lock.
+fn held_key(key: &str) -> String {
+    redis_key(key, "stock:held")
 }

@@ -1,27 +1,35 @@
-//! Every known way to stop overselling, behind one trait, against a real Redis and a real PostgreSQL.
+//! All known methods against overselling, behind one trait, tested against a real Redis and PostgreSQL.
 //!
-//! [`manager`] is the trait and what a strategy promises; [`strategies`] has one file for each; [`workload`] and
-//! [`crash`] put them to the test; [`measure`] runs all that for one of them; [`judge`] says whether it came out as
-//! expected; [`report`] and [`page`] tell people.
+//! [`manager`] has the trait and the strategies' promises; `store` and `locking` are parts that many
+//! strategies share; [`strategies`] has one file per strategy. [`workload`] and [`crash`] test a strategy,
+//! [`measure`] runs both, [`judge`] compares the result with the expectation, and [`report`] and [`page`]
+//! present it.
 
-// Counts become figures for people.
+// Counts are converted to floating-point figures.
 #![allow(clippy::cast_precision_loss)]
-// For the binary and the tests of this package alone: an error is a server that failed, and ends the contest.
+// Only this package's binary and tests use these functions: an error means that a server failed, and ends the
+// contest.
 #![allow(clippy::missing_errors_doc)]
 
+pub mod addresses;
 pub mod app;
+mod attempt;
 pub mod backoff;
 pub mod crash;
+pub mod error;
 pub mod judge;
+mod locking;
 pub mod manager;
 pub mod measure;
-pub mod meter;
+mod meter;
 pub mod page;
-pub mod redis;
+mod product;
+mod redis;
 pub mod report;
 pub mod servers;
-pub mod sql;
-pub mod stock_key;
-pub mod stock_row;
+mod sql;
+mod stock_key;
+mod stock_row;
+mod store;
 pub mod strategies;
 pub mod workload;

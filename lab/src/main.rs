@@ -1,7 +1,6 @@
-//! `lab`: every known way to stop overselling, side by side.
-//!
-//! Exit status: 0 when each strategy did what it is known to do, good or bad; 1 when one did not, or the run failed;
-//! 2 wrong usage.
+//! `lab`: compares all known methods against overselling.
+//! Exit status: 0 if each strategy showed its known behaviour, good or bad; 1 if a strategy did not, or the
+//! run failed; 2 for wrong usage.
 
 use std::fmt;
 use std::io::{ErrorKind, Write as _};
@@ -11,26 +10,26 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use claimgate_lab::app::Addresses;
+use claimgate_lab::addresses::Addresses;
 use claimgate_lab::manager::Strategy;
 use claimgate_lab::measure::{self, Plan, Row};
 use claimgate_lab::servers::{DURABILITY, Servers};
-use claimgate_lab::strategies::{STRATEGIES, named};
+use claimgate_lab::strategies::{STRATEGIES, select};
 use claimgate_lab::{crash, judge, page, report};
 use clap::{Parser, Subcommand};
 use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// What a run may take in all.
+/// Time limit of a run.
 const TIME_MAX: Duration = Duration::from_secs(480);
 
-/// Runs every known way to stop overselling against a real Redis and a real PostgreSQL, side by side
+/// Compares all known methods against overselling, on a real Redis and a real PostgreSQL
 #[derive(Debug, Parser)]
 #[command(name = "lab", args_conflicts_with_subcommands = true)]
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
-    /// Only these strategies, by name or row; may be given often, or with commas
+    /// Run only these strategies, by name or row; repeatable or comma-separated
     #[arg(long, value_name = "NAME|ROW", value_delimiter = ',')]
     only: Vec<String>,
     /// List the strategies
@@ -39,13 +38,13 @@ struct Cli {
     /// Units of a stock that runs out
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     stock: u32,
-    /// Contenders for it, a contest each
+    /// Numbers of contenders for that stock, one contest each
     #[arg(long, value_delimiter = ',', default_values_t = [200, 1000], value_parser = count)]
     contenders: Vec<usize>,
-    /// Tasks on the hot stock, which does not run out
+    /// Numbers of tasks on the hot stock, which does not run out
     #[arg(long, value_delimiter = ',', default_values_t = [1, 8, 64, 256], value_parser = count)]
     tasks: Vec<usize>,
-    /// Rounds of every cell; figures are their medians
+    /// Rounds of every measurement; figures are their medians
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=20))]
     rounds: u32,
     /// Directory for report.json and report.html
@@ -55,7 +54,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Be a holder: take what a strategy's holder takes, and wait to be killed
+    /// Act as a holder: acquire a strategy's lock and wait to be killed
     #[command(hide = true)]
     Hold {
         strategy: String,
@@ -77,12 +76,12 @@ fn count(text: &str) -> Result<usize, String> {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     if cli.list {
-        return match answer(&list()) {
+        return match print(&list()) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => fail(&format_args!("{error:#}"), 1),
         };
     }
-    let wanted = match named(&cli.only) {
+    let wanted = match select(&cli.only) {
         Ok(wanted) => wanted,
         Err(error) => return fail(&error, 2),
     };
@@ -94,7 +93,7 @@ fn main() -> ExitCode {
         Some(command) => runtime.block_on(hold(command)).map(|()| true),
         None => runtime.block_on(run_or_stop(&cli, &wanted)),
     };
-    // What the tests stand on panics where a server fails; it has said why.
+    // The test support library panics if a server fails, after printing the reason.
     let result = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err(anyhow::anyhow!("see above")));
     runtime.shutdown_background();
     match result {
@@ -104,14 +103,14 @@ fn main() -> ExitCode {
     }
 }
 
-#[allow(clippy::print_stderr)] // the lab's own voice
+#[allow(clippy::print_stderr)] // the lab's output
 fn fail(error: &dyn std::fmt::Display, status: u8) -> ExitCode {
     eprintln!("lab: {error}");
     ExitCode::from(status)
 }
 
-/// Writes what was asked for. A reader that has gone, as in `… | head -1`, has all it wanted.
-fn answer(text: &str) -> anyhow::Result<()> {
+/// Prints the result. A reader that closed its pipe, as in `… | head -1`, is not an error.
+fn print(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     match writeln!(out, "{text}").and_then(|()| out.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
@@ -120,25 +119,24 @@ fn answer(text: &str) -> anyhow::Result<()> {
 }
 
 fn list() -> String {
-    let line =
-        |one: &Strategy| format!("{:>2}  {:<22} {}: {}", one.row, one.name, one.known_to_be(), one.how);
+    let line = |one: &Strategy| format!("{:>2}  {:<22} {}: {}", one.row, one.name, one.expected(), one.how);
     STRATEGIES.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 async fn hold(command: &Command) -> anyhow::Result<()> {
     let Command::Hold { strategy, key, redis, postgres } = command;
-    let strategy = named(std::slice::from_ref(strategy)).map_err(anyhow::Error::msg)?[0];
+    let strategy = select(std::slice::from_ref(strategy)).map_err(anyhow::Error::msg)?[0];
     crash::hold(strategy, &Addresses { redis: redis.clone(), sql: postgres.clone() }, key).await
 }
 
-/// Runs until done, told to stop, or out of time; what was started ends with it in each case.
+/// Runs until everything is done, a signal arrives, or the time limit expires. Always stops its servers.
 async fn run_or_stop(cli: &Cli, wanted: &[&'static Strategy]) -> anyhow::Result<bool> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     tokio::select! {
         result = run(cli, wanted) => result,
         _ = interrupt.recv() => anyhow::bail!("interrupted"),
-        _ = terminate.recv() => anyhow::bail!("told to stop"),
+        _ = terminate.recv() => anyhow::bail!("terminated"),
     }
 }
 
@@ -160,9 +158,9 @@ async fn run(cli: &Cli, wanted: &[&'static Strategy]) -> anyhow::Result<bool> {
         let left = TIME_MAX.saturating_sub(started.elapsed());
         match tokio::time::timeout(left, measure::run(&servers, strategy, &plan)).await {
             Ok(Ok(row)) => rows.push(row),
-            // The others are worth knowing all the same.
+            // The remaining strategies are still measured.
             Ok(Err(error)) => failures.push(Failure { strategy, why: format!("{error:#}") }),
-            Err(_) => failures.push(Failure { strategy, why: format!("not done within {TIME_MAX:?}") }),
+            Err(_) => failures.push(Failure { strategy, why: format!("not finished within {TIME_MAX:?}") }),
         }
     }
     progress(started, wanted.len(), wanted.len(), "done");
@@ -170,11 +168,11 @@ async fn run(cli: &Cli, wanted: &[&'static Strategy]) -> anyhow::Result<bool> {
     machine["load_average"] = json!({ "before": load_before, "after": load_average() });
     machine["failed"] = failures.iter().map(Failure::to_string).collect();
     write(&cli.out, &rows, &machine)?;
-    answer(&summary(&rows, &failures, &cli.out))?;
-    Ok(failures.is_empty() && rows.iter().all(|row| judge::complaints(row).is_empty()))
+    print(&summary(&rows, &failures, &cli.out))?;
+    Ok(failures.is_empty() && rows.iter().all(|row| judge::deviations(row).is_empty()))
 }
 
-/// A strategy that came to no end.
+/// A strategy that failed to finish.
 struct Failure {
     strategy: &'static Strategy,
     why: String,
@@ -192,8 +190,8 @@ fn sorted(counts: &[usize]) -> Vec<usize> {
     counts
 }
 
-/// A line of progress, with a guess at the time left.
-#[allow(clippy::print_stderr)] // the lab's own voice
+/// Prints a line of progress with an estimate of the remaining time.
+#[allow(clippy::print_stderr)] // the lab's output
 fn progress(started: Instant, done: usize, all: usize, what: &str) {
     let clock = |seconds: u64| format!("{}:{:02}", seconds / 60, seconds % 60);
     let seconds = started.elapsed().as_secs();
@@ -219,7 +217,7 @@ async fn machine(servers: &Servers, plan: &Plan, took: Duration) -> anyhow::Resu
     }))
 }
 
-/// The 1-, 5- and 15-minute load averages.
+/// Returns the 1-, 5- and 15-minute load averages.
 fn load_average() -> String {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split_whitespace().take(3).collect::<Vec<_>>().join(" ")
@@ -239,11 +237,11 @@ fn summary(rows: &[Row], failures: &[Failure], out: &Path) -> String {
     let mut parts = vec![report::verdicts(rows), report::costs(rows), report::LEGEND.to_owned()];
     let findings = report::findings(rows);
     if !findings.is_empty() {
-        parts.push(format!("Shown too:\n  {}", findings.join("\n  ")));
+        parts.push(format!("Also shown:\n  {}", findings.join("\n  ")));
     }
     for row in rows {
-        for complaint in judge::complaints(row) {
-            parts.push(format!("NOT AS EXPECTED: {} {}: {complaint}", row.strategy.row, row.strategy.title));
+        for deviation in judge::deviations(row) {
+            parts.push(format!("NOT AS EXPECTED: {} {}: {deviation}", row.strategy.row, row.strategy.title));
         }
     }
     parts.extend(failures.iter().map(|failure| format!("NOT AS EXPECTED: {failure}")));

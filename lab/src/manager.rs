@@ -1,231 +1,122 @@
-//! What every strategy is: a manager of one stock, and what it promises.
+//! The strategy interface: a manager of one stock, and its promises.
 
 use std::any::Any;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
-use claimgate_core::engine::batcher::BatcherError;
-use claimgate_core::engine::sync::SyncError;
-use claimgate_core::store::redis::RedisStoreError;
-use claimgate_core::store::redis::lease::LeaseError;
-use tokio::time::Instant;
+use crate::addresses::Addresses;
+use crate::app::App;
+pub use crate::attempt::{Attempt, ReduceResult, SlowHolders};
+use crate::error::Result;
+use crate::store::Store;
 
-use crate::app::{Addresses, App};
-
-/// One try to take something.
-#[derive(Debug, Clone)]
-pub struct Attempt {
-    /// Who tries.
-    pub user: String,
-    /// How many units, at least 1.
-    pub quantity: u32,
-    /// Until when a strategy may wait for its turn; then it gives [`StockError::TimedOut`], and nothing has changed.
-    pub deadline: Instant,
-    /// Which holders are slower than their lease: only strategies whose fault needs some are given any.
-    pub slow: Option<Arc<SlowHolders>>,
-}
-
-/// Tells who is slow among those who hold a lock one after the other: the first two, and then two of every 32.
-///
-/// Two in a row, so that the second still holds when the first wakes up after its lease; by their turn and not by their
-/// name, so that each contest meets some while there is stock.
-#[derive(Debug, Default)]
-pub struct SlowHolders(AtomicUsize);
-
-impl SlowHolders {
-    /// Whether the holder whose turn it is, and who asks once, is slow.
-    pub fn next_is_slow(&self) -> bool {
-        self.0.fetch_add(1, Ordering::Relaxed) % 32 < 2
-    }
-}
-
-/// What became of an attempt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reduced {
-    /// The units are the caller's.
-    Taken,
-    /// Fewer units are left than the attempt asks for.
-    SoldOut,
-    /// This user has had theirs, or another try of theirs is in progress.
-    HadAlready,
-    /// A limit of this user's, by its name.
-    Limited(&'static str),
-}
-
-/// Why an attempt has no answer.
-#[derive(Debug, thiserror::Error)]
-pub enum StockError {
-    /// Its turn did not come by the deadline; nothing was tried.
-    #[error("its turn did not come in time")]
-    TimedOut,
-    /// Others were quicker as often as it may try; nothing was taken.
-    #[error("gave up after as many tries as it has")]
-    GaveUp,
-    /// The lock was lost before the write, which its fencing token kept out.
-    #[error("the lock was lost, and the write refused")]
-    LockLost,
-    /// The stock was never put there.
-    #[error("there is no such stock")]
-    Missing,
-    /// Two things that must agree do not.
-    #[error("inconsistent: {0}")]
-    Inconsistent(String),
-    /// The one that decides has gone, and what waited for it with it.
-    #[error("the worker that decides has stopped")]
-    Stopped,
-    /// Redis.
-    #[error("Redis: {0}")]
-    Redis(#[from] ::redis::RedisError),
-    /// PostgreSQL.
-    #[error("PostgreSQL: {0}")]
-    Sql(#[from] sqlx::Error),
-    /// A call of claimgate's on a campaign.
-    #[error("claimgate: {0}")]
-    Sync(#[from] SyncError),
-    /// claimgate's batcher.
-    #[error("claimgate: {0}")]
-    Batcher(#[from] BatcherError),
-    /// Anything that only setting up can meet.
-    #[error("setting up: {0}")]
-    SetUp(String),
-}
-
-impl From<RedisStoreError> for StockError {
-    fn from(error: RedisStoreError) -> Self {
-        Self::Sync(error.into())
-    }
-}
-
-impl From<LeaseError> for StockError {
-    fn from(error: LeaseError) -> Self {
-        match error {
-            LeaseError::Taken => Self::TimedOut,
-            LeaseError::Redis(error) => error.into(),
-        }
-    }
-}
-
-impl Attempt {
-    /// An attempt of `user` that may wait for `timeout`.
-    pub fn new(user: &str, quantity: u32, timeout: Duration) -> Self {
-        Self { user: user.to_owned(), quantity, deadline: Instant::now() + timeout, slow: None }
-    }
-
-    /// Whether this is a slow holder; to be asked once, while the lock is held.
-    pub fn is_slow_holder(&self) -> bool {
-        self.slow.as_ref().is_some_and(|slow| slow.next_is_slow())
-    }
-}
-
-impl StockError {
-    /// A failure of setting up.
-    pub fn set_up(error: impl fmt::Debug) -> Self {
-        Self::SetUp(format!("{error:?}"))
-    }
-}
-
-/// Shorthand.
-pub type Result<T> = std::result::Result<T, StockError>;
-
-/// What a holder holds; dropping it may let go.
+/// The resources of a lock's holder; dropping the resources may release the lock.
 pub type Held = Box<dyn Any + Send>;
 
-/// A way to give a stock away. A value is one application server's view of one stock: several of them share the stock
-/// and nothing else.
-pub trait StockManager: Sized + Send + Sync + 'static {
-    /// The stock `key`, by way of one server's connections.
-    fn open(app: &Arc<App>, key: &str) -> impl Future<Output = Result<Self>> + Send;
+/// A method of giving a stock away. A `Store` is one application server's access to the stock. Several
+/// servers share only the stock. A strategy defines how units are taken, and overrides what differs from its
+/// store.
+pub trait StockManager: Send + Sync + 'static {
+    /// Kind of store that holds the stock.
+    type Store: Store;
 
-    /// Puts `stock` units there; one of the managers of a stock does.
-    fn init(&self, stock: u32) -> impl Future<Output = Result<()>> + Send;
+    /// Sets the stock to `units`; called on one server.
+    fn init(stock: &Self::Store, units: u32) -> impl Future<Output = Result<()>> + Send {
+        stock.set(units.into())
+    }
 
-    /// Takes units, or says why not.
-    fn reduce(&self, attempt: &Attempt) -> impl Future<Output = Result<Reduced>> + Send;
+    /// Takes units, or returns why not.
+    fn reduce(stock: &Self::Store, attempt: &Attempt) -> impl Future<Output = Result<ReduceResult>> + Send;
 
-    /// Gives back what an attempt has taken.
-    fn give_back(&self, attempt: &Attempt) -> impl Future<Output = Result<()>> + Send;
+    /// Returns the units of an attempt to the stock.
+    fn return_units(stock: &Self::Store, attempt: &Attempt) -> impl Future<Output = Result<()>> + Send {
+        stock.return_units(attempt)
+    }
 
-    /// Units left, as the store has it.
-    fn get(&self) -> impl Future<Output = Result<i64>> + Send;
+    /// Returns the units left in the store.
+    fn get(stock: &Self::Store) -> impl Future<Output = Result<i64>> + Send {
+        stock.get()
+    }
 
-    /// Completes the work that goes on after the answer; the units that SQL has been given, for strategies that write to SQL.
-    fn finish(&self) -> impl Future<Output = Result<Option<i64>>> + Send {
+    /// Completes work that continues after the response. Returns the units in SQL, for strategies that write
+    /// there.
+    fn finish(_: &Self::Store) -> impl Future<Output = Result<Option<i64>>> + Send {
         async { Ok(None) }
     }
 
-    /// Gets as far as a holder that is about to crash: with its lock or its transaction, if there is one.
-    fn hold(&self, attempt: &Attempt) -> impl Future<Output = Result<Held>> + Send {
-        async { self.reduce(attempt).await.map(|reduced| Box::new(reduced) as Held) }
+    /// Acquires the strategy's lock or begins its transaction, if it has one, for a holder that will crash.
+    fn hold(stock: &Self::Store, attempt: &Attempt) -> impl Future<Output = Result<Held>> + Send {
+        async move { Self::reduce(stock, attempt).await.map(|reduced| Box::new(reduced) as Held) }
     }
 }
 
-/// An answer on its way.
-pub type Pending<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
+/// A boxed future of a call.
+pub type CallFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
 
-/// [`StockManager`] for those who do not know which: the same calls, boxed.
+/// A stock with any strategy: the calls of [`StockManager`], boxed.
 pub trait Stock: Send + Sync {
     /// See [`StockManager::init`].
-    fn init(&self, stock: u32) -> Pending<'_, ()>;
+    fn init(&self, units: u32) -> CallFuture<'_, ()>;
     /// See [`StockManager::reduce`].
-    fn reduce<'a>(&'a self, attempt: &'a Attempt) -> Pending<'a, Reduced>;
-    /// See [`StockManager::give_back`].
-    fn give_back<'a>(&'a self, attempt: &'a Attempt) -> Pending<'a, ()>;
+    fn reduce<'a>(&'a self, attempt: &'a Attempt) -> CallFuture<'a, ReduceResult>;
+    /// See [`StockManager::return_units`].
+    fn return_units<'a>(&'a self, attempt: &'a Attempt) -> CallFuture<'a, ()>;
     /// See [`StockManager::get`].
-    fn get(&self) -> Pending<'_, i64>;
+    fn get(&self) -> CallFuture<'_, i64>;
     /// See [`StockManager::finish`].
-    fn finish(&self) -> Pending<'_, Option<i64>>;
+    fn finish(&self) -> CallFuture<'_, Option<i64>>;
     /// See [`StockManager::hold`].
-    fn hold<'a>(&'a self, attempt: &'a Attempt) -> Pending<'a, Held>;
+    fn hold<'a>(&'a self, attempt: &'a Attempt) -> CallFuture<'a, Held>;
 }
 
-impl<M: StockManager> Stock for M {
-    fn init(&self, stock: u32) -> Pending<'_, ()> {
-        Box::pin(StockManager::init(self, stock))
+struct Managed<M: StockManager>(M::Store);
+
+impl<M: StockManager> Stock for Managed<M> {
+    fn init(&self, units: u32) -> CallFuture<'_, ()> {
+        Box::pin(M::init(&self.0, units))
     }
 
-    fn reduce<'a>(&'a self, attempt: &'a Attempt) -> Pending<'a, Reduced> {
-        Box::pin(StockManager::reduce(self, attempt))
+    fn reduce<'a>(&'a self, attempt: &'a Attempt) -> CallFuture<'a, ReduceResult> {
+        Box::pin(M::reduce(&self.0, attempt))
     }
 
-    fn give_back<'a>(&'a self, attempt: &'a Attempt) -> Pending<'a, ()> {
-        Box::pin(StockManager::give_back(self, attempt))
+    fn return_units<'a>(&'a self, attempt: &'a Attempt) -> CallFuture<'a, ()> {
+        Box::pin(M::return_units(&self.0, attempt))
     }
 
-    fn get(&self) -> Pending<'_, i64> {
-        Box::pin(StockManager::get(self))
+    fn get(&self) -> CallFuture<'_, i64> {
+        Box::pin(M::get(&self.0))
     }
 
-    fn finish(&self) -> Pending<'_, Option<i64>> {
-        Box::pin(StockManager::finish(self))
+    fn finish(&self) -> CallFuture<'_, Option<i64>> {
+        Box::pin(M::finish(&self.0))
     }
 
-    fn hold<'a>(&'a self, attempt: &'a Attempt) -> Pending<'a, Held> {
-        Box::pin(StockManager::hold(self, attempt))
+    fn hold<'a>(&'a self, attempt: &'a Attempt) -> CallFuture<'a, Held> {
+        Box::pin(M::hold(&self.0, attempt))
     }
 }
 
-/// What a strategy is known to do. That it oversells is a finding that a run must reproduce.
+/// Known behaviour of a strategy. A run must also reproduce overselling, as a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expectation {
-    /// Never over, never under.
+    /// Never oversells or undersells.
     Exact,
-    /// Never over; may refuse units that were there.
+    /// Never oversells; may deny units that are left.
     NeverOver,
     /// Oversells.
     Oversells,
     /// Exact with one instance, oversells with two.
-    ExactAlone,
-    /// Frees another's lock when the holder is slow.
+    ExactWithOneInstance,
+    /// Releases another caller's lock if the holder is slow.
     WrongRelease,
-    /// Frees another's lock when the holder is slow, and oversells by it.
+    /// Releases another caller's lock if the holder is slow, and oversells as a result.
     WrongReleaseOversells,
-    /// Never over in all, but users get more than is promised.
-    UsersOver,
-    /// Never over, but units are gone that no caller was granted.
+    /// Never exceeds the total, but exceeds the limit per user.
+    ExceedsUserLimit,
+    /// Never oversells, but loses units that no caller got.
     LosesUnits,
 }
 
@@ -235,73 +126,72 @@ impl fmt::Display for Expectation {
             Self::Exact => "exact",
             Self::NeverOver => "never over",
             Self::Oversells => "oversells",
-            Self::ExactAlone => "exact with one instance, oversells with two",
+            Self::ExactWithOneInstance => "exact with one instance, oversells with two",
             Self::WrongRelease => "wrong release",
             Self::WrongReleaseOversells => "wrong release, oversells",
-            Self::UsersOver => "never over, but a user is",
+            Self::ExceedsUserLimit => "never over, except per user",
             Self::LosesUnits => "never over, loses units",
         })
     }
 }
 
-/// What a strategy promises about one user.
+/// Promise of a strategy per user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PerUser {
-    /// Nothing.
+    /// No limit.
     Any,
     /// One grant.
     Once,
-    /// This number of units.
+    /// At most this number of units.
     Units(u32),
 }
 
-/// How a strategy's manager is made.
-pub type Open = fn(Arc<App>, String) -> Pending<'static, Arc<dyn Stock>>;
+/// A constructor of a strategy's manager.
+pub type Constructor = fn(&Arc<App>, &str) -> Result<Arc<dyn Stock>>;
 
-/// Looks at what no contest shows; each finding is a sentence, and what it must not find an error.
-pub type Findings = fn(Addresses) -> Pending<'static, Vec<String>>;
+/// Shows effects that no contest shows. Each finding is a sentence; an unexpected result is an error.
+pub type Findings = fn(Addresses) -> CallFuture<'static, Vec<String>>;
 
 /// A row of the lab.
 #[derive(Debug, Clone, Copy)]
 pub struct Strategy {
-    /// Its number.
+    /// Row number.
     pub row: u8,
-    /// For `--only`; its file's name.
+    /// Name for `--only`, the name of its file.
     pub name: &'static str,
-    /// For people.
+    /// Title for people.
     pub title: &'static str,
-    /// How it works, in a line.
+    /// Description in one line.
     pub how: &'static str,
-    /// What it is known to do.
+    /// Known behaviour.
     pub expectation: Expectation,
-    /// What it promises about one user.
+    /// Promise per user.
     pub per_user: PerUser,
     /// Application servers that share the stock.
     pub instances: usize,
-    /// Whether some holders are slower than their lease in a contest: its fault needs that.
+    /// Whether contests have holders slower than their lease, which this strategy's fault needs.
     pub slow_holders: bool,
-    /// Whether a holder's crash stops all others for ever.
+    /// Whether a holder's crash blocks all other callers permanently.
     pub stuck_after_crash: bool,
-    /// Whether work that fails stops all others for as long as its process lives; shown by the findings.
+    /// Whether failed work blocks all other callers while its process lives; the findings show it.
     pub stuck_after_failure: bool,
-    /// What else it shows.
+    /// Additional findings.
     pub findings: Option<Findings>,
-    /// Makes a manager.
-    pub open: Open,
+    /// The constructor of its manager.
+    pub open: Constructor,
 }
 
 impl Strategy {
-    /// A strategy on two instances, whose holders crash without harm.
+    /// Creates a strategy on two instances, whose holders crash without harm.
     pub const fn of<M: StockManager>(
         row: u8,
-        name: &'static str,
         title: &'static str,
         expectation: Expectation,
         how: &'static str,
     ) -> Self {
         Self {
             row,
-            name,
+            name: "",
             title,
             how,
             expectation,
@@ -315,20 +205,26 @@ impl Strategy {
         }
     }
 
-    /// Promises something about one user.
+    /// Sets the name, that of its file.
+    #[must_use]
+    pub const fn called(self, name: &'static str) -> Self {
+        Self { name, ..self }
+    }
+
+    /// Sets the promise per user.
     #[must_use]
     pub const fn per_user(self, per_user: PerUser) -> Self {
         Self { per_user, ..self }
     }
 
-    /// Works in one process only.
+    /// Restricts it to one process.
     #[must_use]
-    pub const fn alone(self) -> Self {
+    pub const fn one_instance(self) -> Self {
         Self { instances: 1, ..self }
     }
 
-    /// What it is known to do, crashes included.
-    pub fn known_to_be(&self) -> String {
+    /// Describes the known behaviour, including crashes.
+    pub fn expected(&self) -> String {
         let stuck = match (self.stuck_after_crash, self.stuck_after_failure) {
             (true, _) => " until a crash, then stuck",
             (_, true) => " until work fails, then stuck",
@@ -337,40 +233,36 @@ impl Strategy {
         format!("{}{stuck}", self.expectation)
     }
 
-    /// Its fault needs a slow holder.
+    /// Adds slow holders to contests.
     #[must_use]
     pub const fn with_slow_holders(self) -> Self {
         Self { slow_holders: true, ..self }
     }
 
-    /// Its holder's crash stops all others.
+    /// Marks it as blocked by a holder's crash.
     #[must_use]
     pub const fn stuck_after_crash(self) -> Self {
         Self { stuck_after_crash: true, ..self }
     }
 
-    /// Work that fails stops all others.
+    /// Marks it as blocked by failed work.
     #[must_use]
     pub const fn stuck_after_failure(self) -> Self {
         Self { stuck_after_failure: true, ..self }
     }
 
-    /// Shows something else, too.
+    /// Adds findings.
     #[must_use]
     pub const fn with_findings(self, findings: Findings) -> Self {
         Self { findings: Some(findings), ..self }
     }
 
-    /// One manager of the stock `key` for each of `apps`.
-    pub async fn managers(&self, apps: &[Arc<App>], key: &str) -> Result<Vec<Arc<dyn Stock>>> {
-        let mut managers = Vec::with_capacity(apps.len());
-        for app in apps {
-            managers.push((self.open)(Arc::clone(app), key.to_owned()).await?);
-        }
-        Ok(managers)
+    /// Creates a manager of the stock `key` for each of `apps`.
+    pub fn managers(&self, apps: &[Arc<App>], key: &str) -> Result<Vec<Arc<dyn Stock>>> {
+        apps.iter().map(|app| (self.open)(app, key)).collect()
     }
 }
 
-fn open<M: StockManager>(app: Arc<App>, key: String) -> Pending<'static, Arc<dyn Stock>> {
-    Box::pin(async move { M::open(&app, &key).await.map(|manager| Arc::new(manager) as Arc<dyn Stock>) })
+fn open<M: StockManager>(app: &Arc<App>, key: &str) -> Result<Arc<dyn Stock>> {
+    Ok(Arc::new(Managed::<M>(M::Store::open(app, key)?)))
 }

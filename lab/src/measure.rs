@@ -1,4 +1,4 @@
-//! Everything that is done with one strategy: warm-up, rounds, crash, findings; and the figures that come of it.
+//! Measures one strategy: warm-up, rounds, crash and findings.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,39 +14,44 @@ use crate::manager::{Expectation, Strategy};
 use crate::servers::Servers;
 use crate::workload::{self, Kind, Quantities, Round};
 
-/// What may be spent on a strategy's findings.
+/// Time limit of a strategy's findings.
 const FINDINGS_MAX: Duration = Duration::from_secs(20);
-/// Contenders of the warm-up, which only makes connections and statements.
+/// Contenders of the warm-up, which only opens connections and prepares statements.
 const WARM_UP_MAX: usize = 150;
 
-/// What a run does.
+/// Sizes and durations of a run.
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// Units of a stock that runs out.
     pub stock: u32,
-    /// Contenders, a contest each.
+    /// Numbers of contenders, one contest each.
     pub contenders: Vec<usize>,
-    /// Tasks on the hot stock, a cell each.
+    /// Numbers of tasks on the hot stock, one cell each.
     pub tasks: Vec<usize>,
     /// Rounds of each cell.
     pub rounds: u32,
-    /// Where a contest is cut.
+    /// Time limit of a contest.
     pub cut: Duration,
-    /// How long a hot cell takes.
+    /// Duration of a hot cell.
     pub hot: Duration,
-    /// The lab's own program, for the holders that crash.
+    /// The lab's own program, which acts as the crashing holders.
     pub program: PathBuf,
 }
 
 impl Plan {
-    /// The cells of a strategy.
+    /// Returns the cells of a strategy.
     pub fn cells(&self, strategy: &Strategy) -> Vec<Kind> {
-        let also_alone = strategy.expectation == Expectation::ExactAlone;
+        let also_one_instance = strategy.expectation == Expectation::ExactWithOneInstance;
         let mut cells = Vec::new();
-        for alone in if also_alone { [false, true].as_slice() } else { &[false] } {
+        for one_instance in if also_one_instance { [false, true].as_slice() } else { &[false] } {
             for &contenders in &self.contenders {
                 for quantities in [Quantities::One, Quantities::OneToThree] {
-                    cells.push(Kind::Contest { stock: self.stock, contenders, quantities, alone: *alone });
+                    cells.push(Kind::Contest {
+                        stock: self.stock,
+                        contenders,
+                        quantities,
+                        one_instance: *one_instance,
+                    });
                 }
             }
         }
@@ -56,7 +61,7 @@ impl Plan {
 
     fn warm_up(&self) -> Kind {
         let contenders = self.contenders.iter().copied().max().unwrap_or(WARM_UP_MAX).min(WARM_UP_MAX);
-        Kind::Contest { stock: self.stock, contenders, quantities: Quantities::One, alone: false }
+        Kind::Contest { stock: self.stock, contenders, quantities: Quantities::One, one_instance: false }
     }
 
     fn length(&self, kind: Kind) -> Duration {
@@ -64,102 +69,102 @@ impl Plan {
     }
 }
 
-/// A cell and what its rounds came to.
+/// A cell and its rounds.
 #[derive(Debug)]
 pub struct Cell {
-    /// What was done.
+    /// Kind of measurement.
     pub kind: Kind,
-    /// What came of it.
+    /// Results of the rounds.
     pub rounds: Vec<Round>,
 }
 
 impl Cell {
-    /// The median of a figure over the rounds.
+    /// Returns the median of a figure over the rounds.
     pub fn median(&self, figure: impl Fn(&Round) -> f64) -> f64 {
         median(self.rounds.iter().map(figure).filter(|value| value.is_finite()).collect())
     }
 
-    /// Grants a second.
+    /// Returns grants per second.
     pub fn granted_per_s(&self) -> f64 {
         self.median(|round| round.granted as f64 / round.seconds)
     }
 
-    /// A figure for each answer.
+    /// Returns a figure divided by the number of answered attempts.
     pub fn per_answer(&self, figure: impl Fn(&Round) -> f64) -> f64 {
         self.median(|round| figure(round) / (round.answered() as f64))
     }
 
-    /// Tasks on the hot stock; `None` for a contest.
+    /// Returns the number of tasks on the hot stock; `None` for a contest.
     pub fn tasks(&self) -> Option<usize> {
         if let Kind::Hot { tasks } = self.kind { Some(tasks) } else { None }
     }
 
-    /// Whether it is a contest of instances that share the stock.
+    /// Returns whether this is a contest with all instances.
     pub fn is_shared_contest(&self) -> bool {
-        matches!(self.kind, Kind::Contest { alone: false, .. })
+        matches!(self.kind, Kind::Contest { one_instance: false, .. })
     }
 }
 
-/// What one strategy came to.
+/// Results of one strategy.
 #[derive(Debug)]
 pub struct Row {
-    /// Which.
+    /// The strategy.
     pub strategy: &'static Strategy,
-    /// Its cells.
+    /// Results of its cells.
     pub cells: Vec<Cell>,
-    /// Connections held, to Redis and to PostgreSQL, after all of that.
+    /// Open connections to Redis and PostgreSQL at the end.
     pub connections: (u64, u64),
-    /// When the next one can go on after a holder's crash.
+    /// When the next caller can continue after a holder's crash.
     pub after_crash: AfterCrash,
-    /// What else was found; `Err` is what must not be.
+    /// Additional findings; `Err` for a result that must not occur.
     pub findings: Result<Vec<String>, String>,
 }
 
 impl Row {
-    /// The largest of a count over all rounds of the cells that `counts`.
+    /// Returns the maximum of a count over all rounds of the cells that `counts` selects.
     pub fn most(&self, counts: impl Fn(&Cell) -> bool, figure: impl Fn(&Round) -> u64) -> u64 {
         let rounds = self.cells.iter().filter(|cell| counts(cell)).flat_map(|cell| &cell.rounds);
         rounds.map(figure).max().unwrap_or(0)
     }
 
-    /// Units oversold at worst in a contest of instances that share the stock.
+    /// Returns the oversold units in the worst contest with all instances.
     pub fn oversold(&self) -> u64 {
         self.most(Cell::is_shared_contest, Round::oversold)
     }
 
-    /// Units left over at worst, although asked for.
+    /// Returns the most units left unsold in any contest, even though a caller requested them.
     pub fn undersold(&self) -> u64 {
         self.most(Cell::is_shared_contest, Round::undersold)
     }
 
-    /// Locks of others freed, in all.
+    /// Returns the total number of other callers' locks that were released.
     pub fn wrong_releases(&self) -> u64 {
         self.cells.iter().flat_map(|cell| &cell.rounds).map(|round| round.wrong_releases).sum()
     }
 
-    /// The hot cell that figures are told from: that of 64 tasks, or else the largest.
+    /// Returns the hot cell for the report: the one with 64 tasks, or else the last, which is the largest.
     pub fn hot(&self) -> Option<&Cell> {
         let hot = |cell: &&Cell| matches!(cell.kind, Kind::Hot { .. });
         let at_64 = self.cells.iter().find(|cell| cell.kind == Kind::Hot { tasks: 64 });
         at_64.or_else(|| self.cells.iter().rfind(hot))
     }
 
-    /// The contest that waits are told from: the largest of instances that share the stock, one unit each.
+    /// Returns the contest for the waits in the report: the largest with all instances and one unit each.
     pub fn rush(&self) -> Option<&Cell> {
         let of_one = |cell: &&Cell| {
-            matches!(cell.kind, Kind::Contest { quantities: Quantities::One, alone: false, .. })
+            matches!(cell.kind, Kind::Contest { quantities: Quantities::One, one_instance: false, .. })
         };
         self.cells.iter().rfind(of_one)
     }
 
-    /// Tasks and grants a second, in the order of the plan.
+    /// Returns numbers of tasks and grants per second, in the order of the plan.
     pub fn curve(&self) -> Vec<(usize, f64)> {
         let point = |cell: &Cell| Some((cell.tasks()?, cell.granted_per_s()));
         self.cells.iter().filter_map(point).collect()
     }
 }
 
-/// The middle value; of an even number the mean of the two in the middle.
+/// Returns the median; for an even number of values, the mean of the two middle ones.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     match values.len() {
@@ -169,7 +174,7 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// Does everything with one strategy.
+/// Runs all measurements of one strategy.
 pub async fn run(servers: &Servers, strategy: &'static Strategy, plan: &Plan) -> anyhow::Result<Row> {
     let apps = App::start_all(&servers.addresses, strategy.instances)?;
     let mut cells = Vec::new();
@@ -209,6 +214,6 @@ async fn findings(servers: &Servers, strategy: &Strategy) -> Result<Vec<String>,
     let Some(find) = strategy.findings else { return Ok(Vec::new()) };
     match timeout(FINDINGS_MAX, find(servers.addresses.clone())).await {
         Ok(found) => found.map_err(|error| error.to_string()),
-        Err(_) => Err(format!("nothing was found within {FINDINGS_MAX:?}")),
+        Err(_) => Err(format!("the findings did not finish within {FINDINGS_MAX:?}")),
     }
 }

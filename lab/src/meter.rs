@@ -1,34 +1,31 @@
-//! What the instances of one strategy count while they work.
+//! Counters of one strategy's instances.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// One count.
 #[derive(Debug, Default)]
 pub struct Count(AtomicU64);
 
 impl Count {
-    /// One more.
     pub fn add(&self, more: u64) {
         self.0.fetch_add(more, Ordering::Relaxed);
     }
 
-    /// So far.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// Shared by the instances of one strategy.
+/// Counters shared by the instances of one strategy.
 #[derive(Debug, Default)]
 pub struct Meter {
-    /// Round trips to a server. Scripts are counted by Redis itself, so that claimgate's own are among them.
+    /// Round trips to a server, except scripts, which Redis itself counts to include claimgate's.
     pub trips: Count,
-    /// Tries after the first, for whatever reason.
+    /// Retries for any reason.
     pub retries: Count,
-    /// Locks freed that were another's.
+    /// Released locks that belonged to other callers.
     pub wrong_releases: Count,
-    /// Calls that claimgate's lock would have made had every lock been free: more calls are tries again.
+    /// Calls that claimgate's lock would have needed if every lock had been free: further calls are retries.
     pub lease_calls: Count,
-    /// Times a stock was loaded.
+    /// Loads of a stock.
     pub loads: Count,
 }

@@ -1,5 +1,5 @@
-//! `report.html`: charts in one self-contained file. Bars are drawn, words are text: so that a telephone shows the same
-//! page with words of the same size.
+//! `report.html`: charts in one self-contained file. Bars are SVG and labels are HTML text, so that labels
+//! keep their size on phones.
 
 use std::fmt::Write as _;
 
@@ -13,11 +13,11 @@ use crate::report::{self, short, thousands};
 
 const STYLE: &str = include_str!("page.css");
 
-/// Sizes of a small curve, in its own units.
+/// Sizes of a small curve, in SVG units.
 const CURVE_WIDTH: f64 = 120.0;
 const CURVE_HEIGHT: f64 = 60.0;
 
-/// The whole page.
+/// Builds the page.
 pub fn page(rows: &[Row], machine: &Value) -> String {
     let body = [
         INTRODUCTION.to_owned(),
@@ -38,11 +38,11 @@ pub fn page(rows: &[Row], machine: &Value) -> String {
     )
 }
 
-const INTRODUCTION: &str = "<h1>claimgate lab</h1><p>Every known way to stop overselling, on one Redis and one PostgreSQL.</p>\
-    <p class=\"key\"><i class=\"exact\"></i>exact<i class=\"never\"></i>never over, may refuse units that are there\
-    <i class=\"bad\"></i>oversells, or frees others' locks</p>";
+const INTRODUCTION: &str = "<h1>claimgate lab</h1><p>All known methods against overselling, on one Redis and one PostgreSQL.</p>\
+    <p class=\"key\"><i class=\"exact\"></i>exact<i class=\"never\"></i>never over, may deny units that are left\
+    <i class=\"bad\"></i>oversells, or releases others' locks</p>";
 
-/// A scale by powers of ten.
+/// A logarithmic scale in powers of ten.
 #[derive(Debug, Clone, Copy)]
 struct Scale {
     low: i32,
@@ -50,7 +50,7 @@ struct Scale {
 }
 
 impl Scale {
-    /// One that holds all of `values` above 0.
+    /// Returns the scale that contains all positive `values`.
     fn of(values: impl Iterator<Item = f64>) -> Self {
         let logs: Vec<f64> =
             values.filter(|value| value.is_finite() && *value > 0.0).map(f64::log10).collect();
@@ -64,7 +64,7 @@ impl Scale {
         }
     }
 
-    /// Where a value lies, from 0 to 1.
+    /// Returns the position of a value, from 0 to 1.
     fn at(self, value: f64) -> f64 {
         let span = f64::from(self.high - self.low);
         if value > 0.0 { ((value.log10() - f64::from(self.low)) / span).clamp(0.0, 1.0) } else { 0.0 }
@@ -84,7 +84,7 @@ impl Scale {
         self.powers().map(line).collect()
     }
 
-    /// The powers in words, over the tracks.
+    /// Draws the labels of the powers above the rows.
     fn axis(self) -> String {
         let label = |power: f64| {
             let text = match power {
@@ -99,15 +99,15 @@ impl Scale {
     }
 }
 
-/// One row of a chart: name, what is drawn in a field of 100 by 10, and the value in words.
-fn line(row: &Row, drawn: &str, value: &str) -> String {
-    toned_line(row, tone(row), drawn, value)
+/// Builds one row of a chart: the name, a drawing of 100 by 10 units, and the value as text.
+fn line(row: &Row, drawing: &str, value: &str) -> String {
+    toned_line(row, tone(row), drawing, value)
 }
 
-fn toned_line(row: &Row, tone: &str, drawn: &str, value: &str) -> String {
+fn toned_line(row: &Row, tone: &str, drawing: &str, value: &str) -> String {
     format!(
         "<div class=\"row {tone}\"><span class=\"name\">{} {}</span>\
-         <svg viewBox=\"0 0 100 10\" preserveAspectRatio=\"none\" aria-hidden=\"true\">{drawn}</svg>\
+         <svg viewBox=\"0 0 100 10\" preserveAspectRatio=\"none\" aria-hidden=\"true\">{drawing}</svg>\
          <span class=\"value\">{}</span></div>",
         row.strategy.row,
         escaped(row.strategy.title),
@@ -134,7 +134,7 @@ fn tone(row: &Row) -> &'static str {
 fn oversold(rows: &[Row]) -> String {
     let most = rows.iter().map(Row::oversold).max().unwrap_or(0).max(1) as f64;
     let mut html =
-        "<h2>Oversold</h2><p>Units promised beyond the stock, in the worst round of all contests.</p>"
+        "<h2>Oversold</h2><p>Units granted beyond the stock, in the worst round of all contests.</p>"
             .to_owned();
     for row in rows {
         let over = row.oversold();
@@ -146,15 +146,15 @@ fn oversold(rows: &[Row]) -> String {
 
 fn throughput(rows: &[Row]) -> String {
     let scale = Scale::of(rows.iter().flat_map(Row::curve).map(|(_, rate)| rate));
-    let mut html = "<h2>Granted per second</h2><p>One hot stock that does not run out; powers of ten. The bar is at 64 tasks, \
-                    the mark at the most tasks. Quick and wrong is still wrong: look at the colour.</p>"
+    let mut html = "<h2>Granted per second</h2><p>One hot stock that does not run out; logarithmic scale. The bar is for 64 tasks, \
+                    the mark for the most tasks. Fast and wrong is still wrong: check the colour.</p>"
         .to_owned();
     html += &scale.axis();
     for row in rows {
         let rate = row.hot().map_or(0.0, Cell::granted_per_s);
         let most = row.curve().last().map_or(0.0, |(_, rate)| *rate);
-        let drawn = scale.grid() + &bar(scale.at(rate)) + &tick(scale.at(most));
-        html += &line(row, &drawn, &format!("{} · {}", thousands(rate), thousands(most)));
+        let drawing = scale.grid() + &bar(scale.at(rate)) + &tick(scale.at(most));
+        html += &line(row, &drawing, &format!("{} · {}", thousands(rate), thousands(most)));
     }
     html
 }
@@ -163,8 +163,9 @@ fn curves(rows: &[Row]) -> String {
     let scale = Scale::of(rows.iter().flat_map(Row::curve).map(|(_, rate)| rate));
     let range = |power: Option<f64>| thousands(power.unwrap_or(1.0));
     let mut html = format!(
-        "<h2>Where the curve bends</h2><p>Granted per second, from {} at the foot to {} at the top, lines at powers of ten, over \
-         so many tasks. Rising: more callers, more grants. Flat: they queue. Falling: they get in each other's way.</p><div class=\"curves\">",
+        "<h2>Grants by number of tasks</h2><p>Granted per second, from {} at the bottom to {} at the top, lines at powers \
+         of ten, by number of tasks. Rising: more callers, more grants. Flat: callers queue. Falling: callers obstruct \
+         each other.</p><div class=\"curves\">",
         range(scale.powers().next()),
         range(scale.powers().last())
     );
@@ -180,23 +181,23 @@ fn curve(row: &Row, scale: Scale) -> String {
     let y = |rate: f64| CURVE_HEIGHT - 4.0 - scale.at(rate) * (CURVE_HEIGHT - 8.0);
     let at: Vec<(f64, f64)> =
         points.iter().enumerate().map(|(index, (_, rate))| (8.0 + index as f64 * step, y(*rate))).collect();
-    let mut drawn = String::new();
+    let mut drawing = String::new();
     for power in scale.powers() {
         let _ = write!(
-            drawn,
+            drawing,
             "<line class=\"grid\" x1=\"0\" x2=\"{CURVE_WIDTH}\" y1=\"{0:.1}\" y2=\"{0:.1}\"/>",
             y(power)
         );
     }
     let path: Vec<String> = at.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
-    let _ = write!(drawn, "<polyline class=\"line\" points=\"{}\"/>", path.join(" "));
+    let _ = write!(drawing, "<polyline class=\"line\" points=\"{}\"/>", path.join(" "));
     for (x, y) in at {
-        let _ = write!(drawn, "<circle class=\"dot\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\"/>");
+        let _ = write!(drawing, "<circle class=\"dot\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\"/>");
     }
     let words: Vec<String> =
         points.iter().map(|(tasks, rate)| format!("{tasks}: {}", thousands(*rate))).collect();
     format!(
-        "<div class=\"curve {}\">{} {}<svg viewBox=\"0 0 {CURVE_WIDTH} {CURVE_HEIGHT}\" aria-hidden=\"true\">{drawn}</svg><span>{}</span></div>",
+        "<div class=\"curve {}\">{} {}<svg viewBox=\"0 0 {CURVE_WIDTH} {CURVE_HEIGHT}\" aria-hidden=\"true\">{drawing}</svg><span>{}</span></div>",
         tone(row),
         row.strategy.row,
         escaped(row.strategy.title),
@@ -210,8 +211,8 @@ fn waits(rows: &[Row]) -> String {
         SHARES.map(|share| row.rush().map_or(f64::NAN, |cell| cell.median(|round| round.wait_ms(share))))
     };
     let scale = Scale::of(rows.iter().flat_map(of));
-    let mut html = "<h2>How long people wait</h2><p>Milliseconds until the answer, in the largest contest for one unit each; powers of \
-                    ten. The band reaches from the middle wait (p50) to the longest, the mark is p99. Contests are cut at 2 s.</p>"
+    let mut html = "<h2>Wait</h2><p>Milliseconds until the response, in the largest contest for one unit each; \
+                    logarithmic scale. The band spans the median (p50) to the longest wait, the mark is p99. Contests end after 2 s.</p>"
         .to_owned();
     html += &scale.axis();
     for row in rows {
@@ -230,8 +231,8 @@ fn waits(rows: &[Row]) -> String {
 
 fn crashes(rows: &[Row]) -> String {
     let most = WAIT_MAX.as_secs_f64() * 1000.0;
-    let mut html = "<h2>After a holder's crash</h2><p>A process takes the lock or the transaction and is killed: how long until the next \
-                    one goes on.</p>"
+    let mut html = "<h2>After a holder's crash</h2><p>A process that holds the lock or transaction is killed: time until the \
+                    next caller continues.</p>"
         .to_owned();
     for row in rows {
         let share = match row.after_crash {
@@ -260,11 +261,11 @@ fn table(rows: &[Row]) -> String {
 }
 
 fn findings(rows: &[Row]) -> String {
-    let mut html = format!("<h2>Shown too</h2><ul>{}</ul>", tagged("<li>", report::findings(rows)));
+    let mut html = format!("<h2>Also shown</h2><ul>{}</ul>", tagged("<li>", report::findings(rows)));
     let wrong: Vec<String> = rows
         .iter()
         .flat_map(|row| {
-            judge::complaints(row).into_iter().map(|why| format!("{}: {why}", row.strategy.title))
+            judge::deviations(row).into_iter().map(|why| format!("{}: {why}", row.strategy.title))
         })
         .collect();
     if !wrong.is_empty() {
@@ -273,7 +274,7 @@ fn findings(rows: &[Row]) -> String {
     html
 }
 
-/// Each of `texts` behind `tag`, which HTML closes by itself.
+/// Prefixes each of `texts` with `tag`, whose end tag is optional in HTML.
 fn tagged(tag: &str, texts: impl IntoIterator<Item = impl AsRef<str>>) -> String {
     let each = |text: &_| tag.to_owned() + &escaped(AsRef::<str>::as_ref(text));
     texts.into_iter().map(|text| each(&text)).collect()

@@ -1,4 +1,4 @@
-//! What a run came to: as tables for people, as JSON for programs.
+//! The results of a run, as tables for people and as JSON for programs.
 
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
@@ -9,19 +9,19 @@ use crate::judge;
 use crate::measure::{Cell, Row};
 use crate::workload::{Kind, Round};
 
-/// Width of a table where the terminal tells none, and the widest, in characters.
+/// Width of a table without a terminal, and the maximum, in characters.
 const WIDTH: u16 = 80;
 const WIDTH_MAX: u16 = 120;
 
-/// What the second table tells, and from where.
-pub const LEGEND: &str = "over, under: units, the worst round of all contests. /s at: granted per second by so many tasks on the hot stock. \
-                          crash: when the next one goes on after a holder's, which is the rest of its lease: 0.1 s in 16 and 17, \
-                          1 s in 9 and 18 to 21. Waits and retries: the largest contest for one unit each; who had no answer at its \
-                          cut has waited until then. \
-                          trips, Redis µs (processor time): per claim, the hot stock at 64 tasks. connections: Redis + SQL. \
-                          Medians of the rounds.";
+/// Explanation of the tables' columns.
+pub const LEGEND: &str = "over, under: units, in the worst round of all contests. /s at: granted per second by this number \
+     of tasks on the hot stock. crash: time until the next caller continues after a holder's crash. It \
+     is the rest of the lease: 0.1 s in 16 and 17, 1 s in 9 and 18 to 21. Waits and retries: the \
+     largest contest for one unit each; callers without a response at its end have waited until then. \
+     trips (round trips), Redis µs (CPU time): per claim, on the hot stock at 64 tasks. connections: \
+     Redis + SQL. Figures are medians of the rounds.";
 
-/// Every column, in the order of [`columns`].
+/// All columns, in the order of [`columns`].
 pub const COLUMNS: [&str; 17] = [
     "#",
     "strategy",
@@ -42,7 +42,7 @@ pub const COLUMNS: [&str; 17] = [
     "as expected",
 ];
 
-/// Every column of a row, as people read it.
+/// Formats all columns of a row.
 pub fn columns(row: &Row) -> Vec<String> {
     let [number, title, expected, over, under, rate, most, after, verdict] = verdict(row);
     let [_, _, p50, p99, longest, trips, connections, cpu, retries] = cost(row);
@@ -51,7 +51,7 @@ pub fn columns(row: &Row) -> Vec<String> {
     left.into_iter().chain([trips, connections, cpu, retries, after, wrong, verdict]).collect()
 }
 
-/// Who oversells, how much goes through, and what a crash does.
+/// Formats the table of overselling, throughput and crashes.
 pub fn verdicts(rows: &[Row]) -> String {
     let tasks = |cell: Option<usize>| cell.map_or_else(String::new, |tasks| format!("/s at {tasks}"));
     let first = rows.first();
@@ -61,35 +61,36 @@ pub fn verdicts(rows: &[Row]) -> String {
     table(&header, &[0, 3, 4, 5, 6, 7], rows.iter().map(verdict))
 }
 
-/// What it costs.
+/// Formats the table of costs.
 pub fn costs(rows: &[Row]) -> String {
     let header =
         ["#", "strategy", "p50 ms", "p99 ms", "longest", "trips", "connections", "Redis µs", "retries"];
     table(&header, &[0, 2, 3, 4, 5, 6, 7, 8], rows.iter().map(cost))
 }
 
-/// What else was shown, a line each.
+/// Lists the additional findings, one line each.
 pub fn findings(rows: &[Row]) -> Vec<String> {
     let of_row = |row: &Row| {
-        let alone = alone(row);
+        let one_instance = one_instance(row);
         let found = row.findings.as_ref().map(Vec::as_slice).unwrap_or_default();
-        let all = found.iter().cloned().chain(alone).chain(wrong(row));
+        let all = found.iter().cloned().chain(one_instance).chain(wrong(row));
         all.map(|line| format!("{} {}: {line}", row.strategy.row, row.strategy.title)).collect::<Vec<_>>()
     };
     rows.iter().flat_map(of_row).collect()
 }
 
-fn alone(row: &Row) -> Option<String> {
-    let is_alone = |cell: &Cell| matches!(cell.kind, Kind::Contest { alone: true, .. });
-    row.cells.iter().any(is_alone).then(|| {
-        let (over, under) = (row.most(is_alone, Round::oversold), row.most(is_alone, Round::undersold));
+fn one_instance(row: &Row) -> Option<String> {
+    let is_single_instance = |cell: &Cell| matches!(cell.kind, Kind::Contest { one_instance: true, .. });
+    row.cells.iter().any(is_single_instance).then(|| {
+        let (over, under) =
+            (row.most(is_single_instance, Round::oversold), row.most(is_single_instance, Round::undersold));
         format!("with one instance oversold by {over}, undersold by {under}")
     })
 }
 
 fn wrong(row: &Row) -> Option<String> {
     let wrong = row.wrong_releases();
-    (wrong > 0).then(|| format!("freed another's lock {wrong} times"))
+    (wrong > 0).then(|| format!("released another caller's lock {wrong} times"))
 }
 
 fn table<const N: usize>(
@@ -119,13 +120,13 @@ fn verdict(row: &Row) -> [String; 9] {
     [
         strategy.row.to_string(),
         strategy.title.to_owned(),
-        strategy.known_to_be(),
+        strategy.expected(),
         row.oversold().to_string(),
         row.undersold().to_string(),
         row.hot().map_or_else(String::new, |cell| thousands(cell.granted_per_s())),
         row.curve().last().map_or_else(String::new, |(_, rate)| thousands(*rate)),
         after_crash(row.after_crash),
-        if judge::complaints(row).is_empty() { "yes" } else { "NO" }.to_owned(),
+        if judge::deviations(row).is_empty() { "yes" } else { "NO" }.to_owned(),
     ]
 }
 
@@ -148,7 +149,7 @@ fn cost(row: &Row) -> [String; 9] {
     ]
 }
 
-/// As people read it.
+/// Formats the time for people.
 pub fn after_crash(after: AfterCrash) -> String {
     match after {
         AfterCrash::Ms(ms) if ms < 1.0 => "< 1 ms".to_owned(),
@@ -157,7 +158,7 @@ pub fn after_crash(after: AfterCrash) -> String {
     }
 }
 
-/// A whole number with thin groups of three.
+/// Formats a whole number with thousands separators.
 pub fn thousands(value: f64) -> String {
     let digits = format!("{value:.0}");
     let mut text = String::new();
@@ -170,7 +171,7 @@ pub fn thousands(value: f64) -> String {
     text
 }
 
-/// A figure in three digits or so.
+/// Formats a figure with about three digits.
 pub fn short(value: f64) -> String {
     match value {
         value if !value.is_finite() => "–".to_owned(),
@@ -181,13 +182,13 @@ pub fn short(value: f64) -> String {
     }
 }
 
-/// `report.json`.
+/// Builds `report.json`.
 pub fn json(rows: &[Row], machine: &Value) -> Value {
     json!({ "rows": rows.iter().map(row_json).collect::<Vec<_>>(), "machine": machine })
 }
 
 fn row_json(row: &Row) -> Value {
-    let complaints = judge::complaints(row);
+    let deviations = judge::deviations(row);
     let hot = |figure: fn(&Round) -> f64| row.hot().map(|cell| cell.per_answer(figure));
     let wait = |share| row.rush().map(|cell| cell.median(|round| round.wait_ms(share)));
     let (redis, sql) = row.connections;
@@ -197,9 +198,9 @@ fn row_json(row: &Row) -> Value {
         "title": row.strategy.title,
         "how": row.strategy.how,
         "instances": row.strategy.instances,
-        "expected": row.strategy.known_to_be(),
-        "as_expected": complaints.is_empty(),
-        "why_not": complaints,
+        "expected": row.strategy.expected(),
+        "as_expected": deviations.is_empty(),
+        "why_not": deviations,
         "oversold_by": row.oversold(),
         "undersold_by": row.undersold(),
         "granted_per_s": row.hot().map(Cell::granted_per_s),
@@ -223,9 +224,9 @@ fn row_json(row: &Row) -> Value {
 
 fn cell_json(cell: &Cell) -> Value {
     let kind = match cell.kind {
-        Kind::Contest { stock, contenders, quantities, alone } => json!({
+        Kind::Contest { stock, contenders, quantities, one_instance } => json!({
             "workload": "contest", "stock": stock, "contenders": contenders,
-            "quantities": format!("{quantities:?}"), "one_instance": alone,
+            "quantities": format!("{quantities:?}"), "one_instance": one_instance,
         }),
         Kind::Hot { tasks } => json!({ "workload": "hot", "tasks": tasks }),
     };
@@ -240,7 +241,7 @@ fn round_json(round: &Round) -> Value {
     json!({
         "granted_units": round.granted_units,
         "granted": round.granted,
-        "refused": round.refused,
+        "refused": round.denied,
         "gave_up": round.gave_up,
         "refused_for_the_user": round.limited,
         "undecided_when_cut": round.undecided,

@@ -1,4 +1,4 @@
-//! The Redis and the PostgreSQL of a run: started for it, gone with it, and asked what they see of it.
+//! The Redis and PostgreSQL servers of a run, and their statistics.
 
 use ::redis::FromRedisValue;
 use anyhow::{Context as _, bail};
@@ -6,14 +6,15 @@ use sqlx::postgres::PgPool;
 use support::postgres::Postgres;
 use support::{RedisServer, RedisView};
 
-use crate::app::{Addresses, App};
+use crate::addresses::Addresses;
+use crate::app::App;
 
-/// How often a question is asked before Redis is said not to answer.
+/// Tries of a query before it fails.
 const TRIES: u32 = 5;
 
-/// Redis keeps every write before it answers; so does PostgreSQL, whose default that is.
+/// Redis syncs every write before it replies. PostgreSQL does so by default.
 const REDIS: &[(&str, &str)] = &[("appendfsync", "always"), ("auto-aof-rewrite-min-size", "256mb")];
-/// Waits are bounded here too: a strategy that hangs must not hang the run.
+/// PostgreSQL has timeouts too: a strategy that hangs must not block the run.
 const POSTGRES: &[(&str, &str)] = &[
     ("max_connections", "300"),
     ("shared_buffers", "128MB"),
@@ -24,14 +25,14 @@ const POSTGRES: &[(&str, &str)] = &[
     ("idle_in_transaction_session_timeout", "20s"),
 ];
 
-/// As the report says it.
+/// Description for the report.
 pub const DURABILITY: &str = "Redis: appendonly yes, appendfsync always; PostgreSQL: fsync on, synchronous_commit on, read committed: \
-                              no caller is told of a grant that a crash could take back";
+                              no caller gets a grant that a crash could undo";
 
-/// Both servers, for all strategies alike.
+/// Both servers, shared by all strategies.
 #[derive(Debug)]
 pub struct Servers {
-    /// Where they are.
+    /// Addresses of the servers.
     pub addresses: Addresses,
     redis: RedisView,
     sql: PgPool,
@@ -40,17 +41,17 @@ pub struct Servers {
     _postgres: Postgres,
 }
 
-/// What Redis has done so far.
+/// Statistics of Redis so far.
 #[derive(Debug, Clone, Copy)]
 pub struct RedisWork {
-    /// Processor time, in seconds.
+    /// CPU time in seconds.
     pub cpu_s: f64,
-    /// Calls that the lab's own connections do not count: scripts, and the reading of the outbox.
+    /// Calls that the lab's own connections do not count: scripts and reads of the outbox.
     pub calls: u64,
 }
 
 impl Servers {
-    /// Starts both, on unix sockets in directories of their own.
+    /// Starts both on unix sockets in separate directories.
     pub async fn start() -> anyhow::Result<Self> {
         let postgres =
             Postgres::start_with(POSTGRES).await.map_err(|why| anyhow::anyhow!("PostgreSQL: {why}"))?;
@@ -65,14 +66,14 @@ impl Servers {
         Ok(Self { addresses, redis: view, sql, postgres_version, _redis: redis, _postgres: postgres })
     }
 
-    /// The versions of both.
+    /// Returns the versions of both servers.
     pub async fn versions(&self) -> anyhow::Result<(String, String)> {
         let info = self.info("server").await?;
         let version = info.lines().find_map(|line| line.strip_prefix("redis_version:"));
         Ok((version.unwrap_or("unknown").trim().to_owned(), self.postgres_version.clone()))
     }
 
-    /// What Redis has done so far.
+    /// Returns Redis' statistics so far.
     pub async fn redis_work(&self) -> anyhow::Result<RedisWork> {
         let cpu = self.info("cpu").await?;
         let cpu_s = field(&cpu, "used_cpu_user")? + field(&cpu, "used_cpu_sys")?;
@@ -81,22 +82,22 @@ impl Servers {
         Ok(RedisWork { cpu_s, calls })
     }
 
-    /// Connections that others than this watcher hold, to Redis and to PostgreSQL.
+    /// Returns the numbers of connections to Redis and PostgreSQL, except this object's own.
     pub async fn connections(&self) -> anyhow::Result<(u64, u64)> {
-        let list: String = self.ask(&["CLIENT", "LIST"]).await?;
+        let list: String = self.query(&["CLIENT", "LIST"]).await?;
         let count = "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = 'lab' \
                      AND pid <> pg_backend_pid() AND backend_type = 'client backend'";
         let sql: i64 = sqlx::query_scalar(count).fetch_one(&self.sql).await?;
         Ok((list.lines().count() as u64 - 1, sql.unsigned_abs()))
     }
 
-    /// Whether there is such a key.
+    /// Returns whether the key exists.
     pub async fn has_key(&self, key: &str) -> anyhow::Result<bool> {
-        self.ask(&["EXISTS", key]).await
+        self.query(&["EXISTS", key]).await
     }
 
-    /// Asks Redis; again where it took too long, which a machine that is busy brings about.
-    async fn ask<T: FromRedisValue>(&self, words: &[&str]) -> anyhow::Result<T> {
+    /// Queries Redis, and retries if it times out on a busy machine.
+    async fn query<T: FromRedisValue>(&self, words: &[&str]) -> anyhow::Result<T> {
         let mut tries = TRIES;
         loop {
             tries -= 1;
@@ -109,7 +110,7 @@ impl Servers {
     }
 
     async fn info(&self, section: &str) -> anyhow::Result<String> {
-        self.ask(&["INFO", section]).await
+        self.query(&["INFO", section]).await
     }
 }
 

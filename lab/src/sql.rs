@@ -1,4 +1,4 @@
-//! One application server's connections to PostgreSQL, their trips counted.
+//! One application server's connections to PostgreSQL, with counted round trips.
 
 use std::str::FromStr as _;
 use std::sync::Arc;
@@ -10,15 +10,15 @@ use sqlx::{Postgres, Row as _};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
-use crate::manager::{Result, StockError};
+use crate::error::{Result, StockError};
 use crate::meter::Meter;
 
 /// Connections of one application server.
 pub const CONNECTIONS_MAX: u32 = 32;
-/// The longest it takes to make one.
+/// Timeout for opening a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the strategies keep in SQL.
+/// Tables of the strategies.
 const TABLES: &[&str] = &[
     "CREATE TABLE IF NOT EXISTS stock (id TEXT PRIMARY KEY, units BIGINT NOT NULL, version BIGINT NOT NULL DEFAULT 0) \
      WITH (fillfactor = 50)",
@@ -31,12 +31,10 @@ const TABLES: &[&str] = &[
     "CREATE TABLE IF NOT EXISTS catalogue (id TEXT PRIMARY KEY, units BIGINT NOT NULL)",
 ];
 
-/// A value put into a statement.
+/// A bound value of a statement.
 #[derive(Debug, Clone, Copy)]
 pub enum Value<'a> {
-    /// A text.
     Text(&'a str),
-    /// A whole number.
     Number(i64),
 }
 
@@ -64,37 +62,37 @@ impl From<u32> for Value<'_> {
     }
 }
 
-/// A bounded pool.
+/// A bounded connection pool.
 #[derive(Debug)]
 pub struct Sql {
     pool: PgPool,
-    /// Waited for instead of the pool itself: giving up here leaves no connection half made.
-    places: Arc<Semaphore>,
+    /// Bounds the pool. A caller that gives up waiting here leaves no half-open connection.
+    permits: Arc<Semaphore>,
     meter: Arc<Meter>,
 }
 
-/// A transaction; dropped, it is rolled back.
+/// A transaction, which is rolled back on drop.
 #[derive(Debug)]
 pub struct Transaction {
     inner: sqlx::Transaction<'static, Postgres>,
     meter: Arc<Meter>,
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl Sql {
-    /// A pool that connects when first asked.
+    /// Creates a pool that connects on first use.
     pub fn new(url: &str, meter: Arc<Meter>) -> Result<Self> {
         let options = PgConnectOptions::from_str(url)?;
         let pool = PgPoolOptions::new()
             .max_connections(CONNECTIONS_MAX)
             .acquire_timeout(CONNECT_TIMEOUT)
-            // It would be a trip more for each claim.
+            // A test of each connection would cost one more round trip per claim.
             .test_before_acquire(false)
             .connect_lazy_with(options);
-        Ok(Self { pool, places: Arc::new(Semaphore::new(CONNECTIONS_MAX as usize)), meter })
+        Ok(Self { pool, permits: Arc::new(Semaphore::new(CONNECTIONS_MAX as usize)), meter })
     }
 
-    /// Makes the tables that the strategies share.
+    /// Creates the tables that the strategies share.
     pub async fn create_tables(&self) -> Result<()> {
         for table in TABLES {
             sqlx::query(*table).execute(&self.pool).await?;
@@ -102,68 +100,67 @@ impl Sql {
         Ok(())
     }
 
-    /// Begins a transaction, one trip.
+    /// Begins a transaction, one round trip.
     pub async fn begin(&self, deadline: Instant) -> Result<Transaction> {
-        let place = self.place(deadline).await?;
+        let permit = self.permit(deadline).await?;
         self.meter.trips.add(1);
-        Ok(Transaction { inner: self.pool.begin().await?, meter: Arc::clone(&self.meter), _place: place })
+        Ok(Transaction { inner: self.pool.begin().await?, meter: Arc::clone(&self.meter), _permit: permit })
     }
 
-    /// One statement by itself; the number of rows it has changed.
+    /// Runs a single statement; returns the number of changed rows.
     pub async fn run(&self, deadline: Instant, text: &'static str, values: &[Value<'_>]) -> Result<u64> {
-        let _place = self.place(deadline).await?;
+        let _permit = self.permit(deadline).await?;
         self.meter.trips.add(1);
         Ok(bound(text, values).execute(&self.pool).await?.rows_affected())
     }
 
-    /// The first row of a query by itself, all of it whole numbers.
+    /// Runs a single query; returns its first row of integers.
     pub async fn row(
         &self,
         deadline: Instant,
         text: &'static str,
         values: &[Value<'_>],
     ) -> Result<Option<Vec<i64>>> {
-        let _place = self.place(deadline).await?;
+        let _permit = self.permit(deadline).await?;
         self.meter.trips.add(1);
         bound(text, values).fetch_optional(&self.pool).await?.as_ref().map(numbers).transpose()
     }
 
-    /// Closes all connections.
     pub async fn close(&self) {
         self.pool.close().await;
     }
 
-    async fn place(&self, deadline: Instant) -> Result<OwnedSemaphorePermit> {
-        let place = timeout_at(deadline, Arc::clone(&self.places).acquire_owned()).await;
-        place.map_err(|_| StockError::TimedOut)?.map_err(|_| StockError::Stopped)
+    async fn permit(&self, deadline: Instant) -> Result<OwnedSemaphorePermit> {
+        let permit = timeout_at(deadline, Arc::clone(&self.permits).acquire_owned()).await;
+        permit.map_err(|_| StockError::TimedOut)?.map_err(|_| StockError::Stopped)
     }
 }
 
 impl Transaction {
-    /// One statement, one trip; the number of rows it has changed.
+    /// Runs a statement, one round trip; returns the number of changed rows.
     pub async fn run(&mut self, text: &'static str, values: &[Value<'_>]) -> Result<u64> {
         self.meter.trips.add(1);
         Ok(bound(text, values).execute(&mut *self.inner).await?.rows_affected())
     }
 
-    /// The first row of a query, one trip; all of it whole numbers.
+    /// Runs a query, one round trip; returns its first row of integers.
     pub async fn row(&mut self, text: &'static str, values: &[Value<'_>]) -> Result<Option<Vec<i64>>> {
         Ok(self.rows(text, values).await?.into_iter().next())
     }
 
-    /// Every row of a query, one trip; all of it whole numbers.
+    /// Runs a query, one round trip; returns all rows of integers.
     pub async fn rows(&mut self, text: &'static str, values: &[Value<'_>]) -> Result<Vec<Vec<i64>>> {
         self.meter.trips.add(1);
         bound(text, values).fetch_all(&mut *self.inner).await?.iter().map(numbers).collect()
     }
 
-    /// Commits, one trip.
+    /// Commits the transaction, one round trip.
     pub async fn commit(self) -> Result<()> {
         self.meter.trips.add(1);
         Ok(self.inner.commit().await?)
     }
 
-    /// Rolls back, one trip.
+    /// Rolls the transaction back, one round trip.
     pub async fn roll_back(self) -> Result<()> {
         self.meter.trips.add(1);
         Ok(self.inner.rollback().await?)

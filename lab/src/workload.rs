@@ -1,4 +1,4 @@
-//! What the strategies are put to: a contest for a stock that runs out, and a hot stock that does not.
+//! The workloads: a contest for a stock that runs out, and a hot stock that does not.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,17 +11,18 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
 use crate::app::App;
-use crate::manager::{Attempt, PerUser, Reduced, Stock, StockError, Strategy};
+use crate::error::StockError;
+use crate::manager::{Attempt, PerUser, ReduceResult, Stock, Strategy};
 use crate::servers::Servers;
 
-/// Time a round has after its cut to answer claims in flight; beyond it the run has failed.
+/// Time after a round's end to answer claims in flight; beyond it the run fails.
 const OVERTIME: Duration = Duration::from_secs(15);
 /// Units of a stock that does not run out.
 const ENDLESS: u32 = 1_000_000_000;
-/// Each contender of this number is an earlier user's second try, where a strategy promises something about retries.
+/// If the strategy limits users, one contender in this number is an earlier user's second try.
 const SECOND_TRY_EVERY: usize = 10;
 
-/// How many units each asks for.
+/// Units per attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quantities {
     /// One.
@@ -39,23 +40,23 @@ impl Quantities {
     }
 }
 
-/// What a cell of the lab does.
+/// Kind of a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// All contenders at once for a stock that runs out.
     Contest {
-        /// Units there are.
+        /// Units of the stock.
         stock: u32,
-        /// Attempts.
+        /// Number of attempts.
         contenders: usize,
-        /// Units each asks for.
+        /// Units per attempt.
         quantities: Quantities,
-        /// Whether one instance alone serves them all.
-        alone: bool,
+        /// Whether a single instance serves all contenders.
+        one_instance: bool,
     },
-    /// This number of tasks, one attempt after the other each.
+    /// Tasks that each send one attempt after another.
     Hot {
-        /// How many.
+        /// Number of tasks.
         tasks: usize,
     },
 }
@@ -63,99 +64,99 @@ pub enum Kind {
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Contest { stock, contenders, quantities, alone } => {
+            Self::Contest { stock, contenders, quantities, one_instance } => {
                 let units = if *quantities == Quantities::One { "1" } else { "1–3" };
-                let alone = if *alone { ", one instance" } else { "" };
-                write!(f, "stock {stock}, {contenders} contenders, {units} each{alone}")
+                let one_instance = if *one_instance { ", one instance" } else { "" };
+                write!(f, "stock {stock}, {contenders} contenders, {units} each{one_instance}")
             }
             Self::Hot { tasks } => write!(f, "hot stock, {tasks} tasks"),
         }
     }
 }
 
-/// What one round came to.
+/// Result of one round.
 #[derive(Debug, Clone, Default)]
 pub struct Round {
-    /// Units there were.
+    /// Units of the stock.
     pub stock: u64,
-    /// Units that callers were told are theirs.
+    /// Granted units, as returned to callers.
     pub granted_units: u64,
-    /// How many were told so.
+    /// Callers with a grant.
     pub granted: u64,
-    /// How many were told that too little is left, or gave up.
-    pub refused: u64,
-    /// The fewest units that one of those asked for.
-    pub refused_units_min: Option<u64>,
-    /// How many were refused for what they had already.
+    /// Callers who were denied because too few units were left, or gave up.
+    pub denied: u64,
+    /// Fewest units that a denied caller requested.
+    pub denied_units_min: Option<u64>,
+    /// Callers who were denied because of the units they already have.
     pub limited: u64,
-    /// How many were sent away after as many tries as they have; they count as refused too.
+    /// Callers who reached the maximum number of tries; also counted as denied.
     pub gave_up: u64,
-    /// How many had no answer when the round was cut; nothing was tried for them.
+    /// Callers without a response at the end of the round, for whom nothing was taken.
     pub undecided: u64,
-    /// How many calls failed, and how the first one did.
+    /// Number of failed calls, and the first error.
     pub failed: (u64, Option<String>),
-    /// Users who got more than is promised at most.
+    /// Users who got more than their limit.
     pub users_over: u64,
-    /// Units left, as the store has it.
+    /// Units left in the store.
     pub left: i64,
-    /// Units that SQL has been given in the end, where that is part of the strategy.
+    /// Units in SQL at the end, if the strategy writes there.
     pub in_sql: Option<i64>,
-    /// How long it took.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// How long each has waited for an answer, or for none, in milliseconds, sorted.
+    /// Times until the response, or the end of the round, in milliseconds, sorted.
     pub waits_ms: Vec<f64>,
     /// Round trips.
     pub trips: u64,
-    /// Tries after the first.
+    /// Retries.
     pub retries: u64,
-    /// Locks freed that were another's.
+    /// Released locks that belonged to other callers.
     pub wrong_releases: u64,
-    /// Processor time of Redis, in microseconds.
+    /// CPU time of Redis, in microseconds.
     pub redis_cpu_us: f64,
 }
 
 impl Round {
-    /// Units granted that were not there.
+    /// Returns the units granted beyond the stock.
     pub fn oversold(&self) -> u64 {
         self.granted_units.saturating_sub(self.stock)
     }
 
-    /// Units left over although a caller who asked for no more was refused.
+    /// Returns the units left although a caller who requested no more was denied.
     pub fn undersold(&self) -> u64 {
         let left = self.stock.saturating_sub(self.granted_units);
-        if self.refused_units_min.is_some_and(|asked| asked <= left) { left } else { 0 }
+        if self.denied_units_min.is_some_and(|requested| requested <= left) { left } else { 0 }
     }
 
-    /// Attempts that were answered.
+    /// Returns the number of attempts with a result.
     pub fn answered(&self) -> u64 {
-        self.granted + self.refused + self.limited
+        self.granted + self.denied + self.limited
     }
 
-    /// Whether the store has what callers were told.
+    /// Returns whether the store agrees with the callers' results.
     pub fn store_agrees(&self) -> bool {
         i128::from(self.left) == i128::from(self.stock) - i128::from(self.granted_units)
     }
 
-    /// The wait that `share` of all answers did not exceed.
+    /// Returns the wait at quantile `share`.
     pub fn wait_ms(&self, share: f64) -> f64 {
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a place in the list
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // an index of the list
         let at = (share * self.waits_ms.len() as f64).ceil() as usize;
         self.waits_ms.get(at.saturating_sub(1)).copied().unwrap_or(f64::NAN)
     }
 
-    fn note(&mut self, answer: &Answer) {
+    fn count(&mut self, answer: &Answer) {
         match &answer.result {
-            Ok(Reduced::Taken) => {
+            Ok(ReduceResult::Taken) => {
                 self.granted += 1;
                 self.granted_units += u64::from(answer.quantity);
             }
-            Ok(Reduced::HadAlready | Reduced::Limited(_)) => self.limited += 1,
-            Ok(Reduced::SoldOut) => self.refuse(answer.quantity),
+            Ok(ReduceResult::AlreadyTaken | ReduceResult::Limited(_)) => self.limited += 1,
+            Ok(ReduceResult::SoldOut) => self.deny(answer.quantity),
             Err(StockError::GaveUp) => {
                 self.gave_up += 1;
-                self.refuse(answer.quantity);
+                self.deny(answer.quantity);
             }
-            // Its recorded wait is a lower bound.
+            // The recorded wait is a lower bound.
             Err(StockError::TimedOut) => self.undecided += 1,
             Err(error) => {
                 self.failed.0 += 1;
@@ -166,10 +167,10 @@ impl Round {
         self.waits_ms.push(answer.wait_ms);
     }
 
-    fn refuse(&mut self, quantity: u32) {
-        self.refused += 1;
-        let asked = u64::from(quantity);
-        self.refused_units_min = Some(self.refused_units_min.map_or(asked, |fewest| fewest.min(asked)));
+    fn deny(&mut self, quantity: u32) {
+        self.denied += 1;
+        let requested = u64::from(quantity);
+        self.denied_units_min = Some(self.denied_units_min.map_or(requested, |fewest| fewest.min(requested)));
     }
 }
 
@@ -178,10 +179,10 @@ struct Answer {
     user: String,
     quantity: u32,
     wait_ms: f64,
-    result: Result<Reduced, StockError>,
+    result: Result<ReduceResult, StockError>,
 }
 
-/// Runs one round of `kind` on the stock `key`, which must be new; cut after `length`.
+/// Runs one round of `kind` on the new stock `key`, for `length`.
 pub async fn run(
     servers: &Servers,
     strategy: &Strategy,
@@ -190,8 +191,8 @@ pub async fn run(
     kind: Kind,
     length: Duration,
 ) -> anyhow::Result<Round> {
-    let alone = matches!(kind, Kind::Contest { alone: true, .. });
-    let managers = strategy.managers(if alone { &apps[..1] } else { apps }, key).await?;
+    let one_instance = matches!(kind, Kind::Contest { one_instance: true, .. });
+    let managers = strategy.managers(if one_instance { &apps[..1] } else { apps }, key)?;
     let stock = if let Kind::Contest { stock, .. } = kind { stock } else { ENDLESS };
     managers[0].init(stock).await?;
     let meter = &apps[0].meter;
@@ -206,11 +207,11 @@ pub async fn run(
     };
     let started = Instant::now();
     let answers =
-        timeout(length + OVERTIME, tasks.join_all()).await.context("some callers were never answered")?;
+        timeout(length + OVERTIME, tasks.join_all()).await.context("some callers never got a response")?;
     let seconds = started.elapsed().as_secs_f64();
     let after = servers.redis_work().await?;
     let mut round = Round { stock: stock.into(), seconds, ..Round::default() };
-    answers.iter().flatten().for_each(|answer| round.note(answer));
+    answers.iter().flatten().for_each(|answer| round.count(answer));
     round.waits_ms.sort_by(f64::total_cmp);
     round.users_over = users_over(strategy.per_user, answers.iter().flatten());
     let calls = after.calls - before.calls;
@@ -218,7 +219,7 @@ pub async fn run(
     round.retries = meter.retries.get() - retries;
     let lease_calls = meter.lease_calls.get() - lease_calls;
     if lease_calls > 0 {
-        // claimgate's lock does not say how often it has tried; Redis does.
+        // claimgate's lock does not count its tries, but Redis does.
         round.retries += calls.saturating_sub(lease_calls);
     }
     round.wrong_releases = meter.wrong_releases.get() - wrong;
@@ -280,7 +281,7 @@ async fn answer(manager: &dyn Stock, attempt: Attempt) -> Answer {
 
 fn users_over<'a>(promise: PerUser, answers: impl Iterator<Item = &'a Answer>) -> u64 {
     let mut had: HashMap<&str, (u32, u32)> = HashMap::new();
-    for answer in answers.filter(|answer| matches!(answer.result, Ok(Reduced::Taken))) {
+    for answer in answers.filter(|answer| matches!(answer.result, Ok(ReduceResult::Taken))) {
         let (times, units) = had.entry(&answer.user).or_default();
         *times += 1;
         *units += answer.quantity;

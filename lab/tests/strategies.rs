@@ -1,6 +1,6 @@
-//! Every strategy at small size, against a real Redis and a real PostgreSQL.
+//! Tests every strategy at small size, with a real Redis and a real PostgreSQL.
 
-// Test code throughout, also in functions that are not tests themselves.
+// All of this is test code, including the helper functions.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::path::PathBuf;
@@ -9,18 +9,19 @@ use std::time::Duration;
 
 use claimgate_lab::app::App;
 use claimgate_lab::backoff::unique;
+use claimgate_lab::error::StockError;
 use claimgate_lab::judge;
-use claimgate_lab::manager::{Attempt, Expectation, PerUser, Reduced, StockError, Strategy};
+use claimgate_lab::manager::{Attempt, Expectation, PerUser, ReduceResult, Strategy};
 use claimgate_lab::measure::{self, Plan};
 use claimgate_lab::servers::Servers;
-use claimgate_lab::strategies::{STRATEGIES, named};
+use claimgate_lab::strategies::{STRATEGIES, select};
 use claimgate_lab::workload::{self, Kind, Quantities};
 use support::RedisServer;
 use support::process::free_address;
 
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// A mistake that is a race shows when the scheduler pleases: it has this many small runs to do so.
+/// A race depends on scheduling, so a mistake may take this many small runs to appear.
 const RUNS_MAX: usize = 20;
 
 fn plan() -> Plan {
@@ -29,25 +30,26 @@ fn plan() -> Plan {
         contenders: vec![200],
         tasks: vec![4],
         rounds: 1,
-        cut: Duration::from_secs(5),
+        // Far more than any strategy takes on a slow machine.
+        cut: Duration::from_secs(20),
         hot: Duration::from_millis(40),
         program: PathBuf::from(env!("CARGO_BIN_EXE_lab")),
     }
 }
 
-/// What a run does, at small size: every strategy does what it is known to do.
+/// Runs all measurements at small size.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_strategy_does_what_it_is_known_to_do() {
+async fn every_strategy_shows_its_known_behaviour() {
     let servers = Servers::start().await.unwrap();
     let (servers, plan) = (&servers, &plan());
-    // In parallel: most of the time is spent waiting for leases to end.
+    // In parallel, because most of the time is spent waiting for leases to end.
     let queue = |number: usize| async move {
         for strategy in STRATEGIES.iter().skip(number).step_by(4) {
             let mut hidden = Vec::new();
             for _ in 0..RUNS_MAX {
                 let row = measure::run(servers, strategy, plan).await.unwrap();
                 assert_eq!(judge::broken_promises(&row), Vec::<String>::new(), "{}", strategy.name);
-                hidden = judge::mistakes_not_shown(&row);
+                hidden = judge::mistakes_not_reproduced(&row);
                 if hidden.is_empty() {
                     break;
                 }
@@ -58,138 +60,135 @@ async fn every_strategy_does_what_it_is_known_to_do() {
     tokio::join!(queue(0), queue(1), queue(2), queue(3));
 }
 
-/// Init, take, give back, look: the same of each, one caller at a time.
+/// Runs the same steps for every strategy: initialise, take, return and read, one caller at a time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_strategy_takes_and_gives_back() {
+async fn every_strategy_takes_and_returns_units() {
     let servers = Servers::start().await.unwrap();
     for strategy in STRATEGIES {
         let (apps, key) =
             (App::start_all(&servers.addresses, strategy.instances).unwrap(), unique().unwrap());
-        let managers = strategy.managers(&apps, &key).await.unwrap();
+        let managers = strategy.managers(&apps, &key).unwrap();
         let (first, last) = (&managers[0], managers.last().unwrap());
         first.init(5).await.unwrap();
         let attempt = |user, quantity| Attempt::new(user, quantity, WAIT_MAX);
         let (alice, bob, carol) = (attempt("alice", 3), attempt("bob", 3), attempt("carol", 2));
         let name = strategy.name;
-        assert_eq!(last.reduce(&alice).await.unwrap(), Reduced::Taken, "{name}");
-        assert_eq!(first.reduce(&bob).await.unwrap(), Reduced::SoldOut, "{name}");
+        assert_eq!(last.reduce(&alice).await.unwrap(), ReduceResult::Taken, "{name}");
+        assert_eq!(first.reduce(&bob).await.unwrap(), ReduceResult::SoldOut, "{name}");
         assert_eq!(first.get().await.unwrap(), 2, "{name}");
-        last.give_back(&alice).await.unwrap();
+        last.return_units(&alice).await.unwrap();
         assert_eq!(first.get().await.unwrap(), 5, "{name}");
-        assert_eq!(first.reduce(&bob).await.unwrap(), Reduced::Taken, "{name}");
-        assert_eq!(last.reduce(&carol).await.unwrap(), Reduced::Taken, "{name}");
+        assert_eq!(first.reduce(&bob).await.unwrap(), ReduceResult::Taken, "{name}");
+        assert_eq!(last.reduce(&carol).await.unwrap(), ReduceResult::Taken, "{name}");
         if strategy.per_user != PerUser::Any {
             let again = last.reduce(&bob).await.unwrap();
-            assert!(matches!(again, Reduced::HadAlready | Reduced::Limited(_)), "{name}: {again:?}");
+            assert!(
+                matches!(again, ReduceResult::AlreadyTaken | ReduceResult::Limited(_)),
+                "{name}: {again:?}"
+            );
         }
         let none = first.reduce(&attempt("dave", 1)).await.unwrap();
-        assert_eq!((none, last.get().await.unwrap()), (Reduced::SoldOut, 0), "{name}");
+        assert_eq!((none, last.get().await.unwrap()), (ReduceResult::SoldOut, 0), "{name}");
         for app in apps {
             app.stop().await;
         }
     }
 }
 
-/// The judge is not asleep: the same strategy under a promise that it does not keep is told.
+/// Checks the judge: it must report a strategy that does not keep its promise.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_promise_not_kept_is_told() {
+async fn the_judge_reports_broken_promises() {
     let servers = Servers::start().await.unwrap();
-    for (name, expectation, told) in [
+    for (name, expectation, expected) in [
         ("redis_read_then_write", Expectation::Exact, "oversold by"),
         ("redis_read_then_write", Expectation::NeverOver, "oversold by"),
         ("script_stock", Expectation::Oversells, "did not oversell"),
-        ("script_stock", Expectation::WrongRelease, "freed no other caller's lock"),
+        ("script_stock", Expectation::WrongRelease, "released no other caller's lock"),
     ] {
-        let known = named(&[name.to_owned()]).unwrap()[0];
+        let known = select(&[name.to_owned()]).unwrap()[0];
         let strategy: &'static Strategy =
             Box::leak(Box::new(Strategy { expectation, findings: None, ..*known }));
-        must_be_told(&servers, strategy, told).await;
+        expect_deviation(&servers, strategy, expected).await;
     }
-    let known = named(&["conditional_update".to_owned()]).unwrap()[0];
-    must_be_told(&servers, Box::leak(Box::new(known.per_user(PerUser::Once))), "users got more").await;
-    let known = named(&["row_lock".to_owned()]).unwrap()[0];
-    must_be_told(&servers, Box::leak(Box::new(known.stuck_after_crash())), "after the crash").await;
+    let known = select(&["conditional_update".to_owned()]).unwrap()[0];
+    expect_deviation(&servers, Box::leak(Box::new(known.per_user(PerUser::Once))), "users got more").await;
+    let known = select(&["row_lock".to_owned()]).unwrap()[0];
+    expect_deviation(&servers, Box::leak(Box::new(known.stuck_after_crash())), "after the crash").await;
 }
 
-/// Runs `strategy` until the judge says `told`, at most [`RUNS_MAX`] times.
-async fn must_be_told(servers: &Servers, strategy: &'static Strategy, told: &str) {
-    let mut complaints = Vec::new();
+/// Runs `strategy` until the judge reports `expected`, at most [`RUNS_MAX`] times.
+async fn expect_deviation(servers: &Servers, strategy: &'static Strategy, expected: &str) {
+    let mut deviations = Vec::new();
     for _ in 0..RUNS_MAX {
-        complaints = judge::complaints(&measure::run(servers, strategy, &plan()).await.unwrap());
-        if complaints.iter().any(|one| one.contains(told)) {
+        deviations = judge::deviations(&measure::run(servers, strategy, &plan()).await.unwrap());
+        if deviations.iter().any(|one| one.contains(expected)) {
             return;
         }
     }
-    panic!("{} as {}: {complaints:?}", strategy.name, strategy.expectation);
+    panic!("{} as {}: {deviations:?}", strategy.name, strategy.expectation);
 }
 
-/// What counts as oversold and undersold, by hand.
 #[test]
-fn rounds_are_counted_by_what_callers_were_told() {
-    let round = |granted_units, refused_units_min| workload::Round {
+fn overselling_is_judged_by_the_callers_results() {
+    let round = |granted_units, denied_units_min| workload::Round {
         stock: 10,
         granted_units,
-        refused_units_min,
+        denied_units_min,
         ..workload::Round::default()
     };
     assert_eq!((round(13, None).oversold(), round(13, None).undersold()), (3, 0));
-    assert_eq!(round(8, Some(2)).undersold(), 2, "two were left, and a caller who asked for two was refused");
-    assert_eq!(round(8, Some(3)).undersold(), 0, "no caller was refused what there was");
-    assert_eq!(
-        round(8, None).undersold(),
-        0,
-        "no caller was refused: there was no more demand, or the round was cut"
-    );
+    assert_eq!(round(8, Some(2)).undersold(), 2, "two were left, and a caller who requested two was denied");
+    assert_eq!(round(8, Some(3)).undersold(), 0, "no caller was denied available units");
+    assert_eq!(round(8, None).undersold(), 0, "no caller was denied: demand ended, or the round did");
     assert_eq!(round(10, Some(1)).undersold(), 0);
 }
 
-/// A lock that is never freed: the next caller waits until its timeout, and is told so.
+/// The lock is never freed, so the next caller times out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_without_expiry_stays_with_its_crashed_holder() {
     let servers = Servers::start().await.unwrap();
     let (apps, key) = (App::start_all(&servers.addresses, 2).unwrap(), unique().unwrap());
-    let strategy = named(&["15".to_owned()]).unwrap()[0];
-    let managers = strategy.managers(&apps, &key).await.unwrap();
+    let strategy = select(&["15".to_owned()]).unwrap()[0];
+    let managers = strategy.managers(&apps, &key).unwrap();
     managers[0].init(5).await.unwrap();
     drop(managers[0].hold(&Attempt::new("crashed", 1, WAIT_MAX)).await.unwrap());
     let next = managers[1].reduce(&Attempt::new("next", 1, Duration::from_millis(300))).await;
     assert!(matches!(next, Err(StockError::TimedOut)), "{next:?}");
 }
 
-/// Each of the three limits is named by the one that refuses.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn three_limits_are_told_apart() {
+async fn a_denial_names_its_limit() {
     let servers = Servers::start().await.unwrap();
     let (apps, key) = (App::start_all(&servers.addresses, 1).unwrap(), unique().unwrap());
-    let manager =
-        named(&["script_limits".to_owned()]).unwrap()[0].managers(&apps, &key).await.unwrap().remove(0);
+    let manager = select(&["script_limits".to_owned()]).unwrap()[0].managers(&apps, &key).unwrap().remove(0);
     manager.init(4).await.unwrap();
     let tries = async |user| manager.reduce(&Attempt::new(user, 3, WAIT_MAX)).await.unwrap();
-    assert_eq!(tries("alice").await, Reduced::Taken);
-    assert_eq!(tries("alice").await, Reduced::Limited("user per day"));
+    assert_eq!(tries("alice").await, ReduceResult::Taken);
+    assert_eq!(tries("alice").await, ReduceResult::Limited("user per day"));
     let day = claimgate_core::clock::now().as_ms() / 86_400_000;
     let mut tomorrow = ::redis::cmd("DEL");
     tomorrow.arg(format!("lab:{{{key}}}:users:{day}"));
-    apps[0].redis.ask::<()>(&tomorrow).await.unwrap();
-    assert_eq!(tries("alice").await, Reduced::Limited("user"));
-    assert_eq!(tries("bob").await, Reduced::SoldOut);
+    apps[0].redis.query::<()>(&tomorrow).await.unwrap();
+    assert_eq!(tries("alice").await, ReduceResult::Limited("user"));
+    assert_eq!(tries("bob").await, ReduceResult::SoldOut);
 }
 
-/// A full queue pushes back: who finds no place in time is not told that they have won, and nothing was taken for them.
+/// A caller who gets no slot in time gets no grant, and no units are taken for that caller.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_queue_pushes_back() {
+async fn callers_wait_while_the_queue_is_full() {
     let servers = Servers::start().await.unwrap();
     let apps = App::start_all(&servers.addresses, 1).unwrap();
-    let strategy = named(&["process_queue".to_owned()]).unwrap()[0];
-    let kind = Kind::Contest { stock: 1000, contenders: 500, quantities: Quantities::One, alone: false };
-    // Cut at once: most have neither a place in the queue nor an answer by then.
+    let strategy = select(&["process_queue".to_owned()]).unwrap()[0];
+    let kind =
+        Kind::Contest { stock: 1000, contenders: 500, quantities: Quantities::One, one_instance: false };
+    // Ends almost at once, when most callers have neither a slot in the queue nor a response.
     let key = unique().unwrap();
     let round = workload::run(&servers, strategy, &apps, &key, kind, Duration::from_millis(5)).await.unwrap();
     assert!(round.undecided > 0, "{round:?}");
     assert!(round.store_agrees() && round.failed.0 == 0, "{round:?}");
 }
 
-/// In a cluster a script may touch keys of one slot only: a hash tag keeps a stock's keys together.
+/// In a cluster, a script may only touch keys of one slot. A hash tag keeps a stock's keys together.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_refuses_keys_of_two_slots() {
     let (address, bus) = (free_address(), free_address());
@@ -217,9 +216,9 @@ async fn a_cluster_refuses_keys_of_two_slots() {
     assert_eq!(done, Ok(2));
 }
 
-/// As with `lab --list | head -1`, once head has ended.
+/// The reader closes the pipe, as `head -1` does in `lab --list | head -1`.
 #[test]
-fn a_list_whose_reader_has_gone_ends_quietly() {
+fn a_closed_pipe_ends_the_list_without_an_error() {
     let (_, writer) = std::io::pipe().unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_lab")).arg("--list").stdout(writer).output().unwrap();
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Makes the secrets that compose.yaml names, in secrets/ beside it. Never over those that are there.
+# Creates the secrets of compose.yaml in secrets/ beside it. Fails if the directory exists.
 set -euo pipefail
 cd "$(dirname "$0")"
 random() { openssl rand -base64 32 | tr '+/' '-_' | tr -d '=\n'; }
 
-# The directory keeps other users out; the containers' users have to read the files in it.
+# Other users cannot enter the directory; the containers' users must be able to read its files.
 mkdir -m 700 secrets
 postgres=$(random)
 printf '%s' "$postgres" >secrets/postgres_password

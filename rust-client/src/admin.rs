@@ -1,12 +1,16 @@
-//! Core's admin API. What has no type in `claimgate-shared` is answered as JSON; `docs/api.md` describes it.
+//! Client for core's admin API. Responses without a type in `claimgate-shared` are JSON, as described in
+//! `docs/api.md`.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use claimgate_shared::admin::codes::{AddedCodes, CodeCounts};
+use claimgate_shared::admin::report::DemandReport;
 use claimgate_shared::admin::{AdminView, ClaimItem};
 use claimgate_shared::http::CSV;
-use claimgate_shared::{CampaignId, ClaimStatus, IdempotencyKey, Limits, Timestamp, UserId};
-use reqwest::header::CONTENT_TYPE;
+use claimgate_shared::user_id::Scheme;
+use claimgate_shared::{CampaignId, ClaimStatus, IdempotencyKey, Limits, PassRule, Timestamp, UserId};
+use reqwest::header::{ACCEPT, CONTENT_TYPE};
 use reqwest::{Method, RequestBuilder};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -15,35 +19,64 @@ use serde_json::{Value, json};
 use crate::listener::Listener;
 use crate::{Answer, Error, Retries};
 
-/// Longer than core takes for any import.
-const IMPORT_WAIT: Duration = Duration::from_mins(11);
+/// Timeout of an import, longer than core's own.
+const IMPORT_TIMEOUT: Duration = Duration::from_mins(11);
 
-/// Longer than core takes for a page of changes once it has stopped waiting for them.
-const CHANGES_WAIT: Duration = Duration::from_secs(10);
+/// Timeout of a page of changes, added to the requested wait.
+const CHANGES_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The most items of a page.
-const PAGE: u32 = 1000;
+/// Timeout of a report, which reads all claims of a campaign.
+const REPORT_TIMEOUT: Duration = Duration::from_mins(2);
 
-/// A campaign to be created.
+/// Items per page: the maximum.
+const PAGE_ITEMS: u32 = 1000;
+
+/// A campaign to create.
 #[derive(Debug, Clone, Serialize)]
 pub struct NewCampaign {
-    /// Its id.
+    /// The campaign's id.
     pub id: CampaignId,
-    /// Its name, for people: 1 to 200 characters.
+    /// The display name: 1 to 200 characters.
     pub name: String,
-    /// When it opens.
-    pub starts_at: Timestamp,
-    /// When it closes; `None` never.
+    /// When the campaign opens; `None` opens it at once, and matches an existing identical campaign with any start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub starts_at: Option<Timestamp>,
+    /// When the campaign closes; `None` means never.
     pub ends_at: Option<Timestamp>,
-    /// The IANA time zone whose calendar days count.
+    /// IANA time zone of the daily limit's calendar days.
     pub time_zone: String,
-    /// Its limits.
+    /// The limits.
     pub limits: Limits,
-    /// For how long claims are held until they are confirmed; `None` grants at once.
+    /// How long a claim is held for confirmation, in seconds; `None` grants claims at once.
     pub hold_seconds: Option<NonZeroU32>,
+    /// When claims by browsers need a pass; `None` if they never do.
+    pub pass: Option<PassRule>,
+    /// Whether each unit of a granted claim has a code. The total must then be 0 until codes have been added.
+    pub codes: bool,
 }
 
-/// Core's admin API.
+/// Which claims are listed, and whether with their codes. The default lists all claims without codes.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ClaimsFilter<'a> {
+    /// Only the claims of this user.
+    pub user: Option<&'a UserId>,
+    /// Only claims with this status.
+    pub status: Option<ClaimStatus>,
+    /// With the codes of the claims.
+    pub codes: bool,
+}
+
+impl ClaimsFilter<'_> {
+    fn query(&self) -> Vec<(&str, &str)> {
+        let user = self.user.map(|user| ("user_id", user.as_str()));
+        let status = self.status.map(|status| ("status", status.as_str()));
+        let codes = self.codes.then_some(("codes", "true"));
+        user.into_iter().chain(status).chain(codes).collect()
+    }
+}
+
+/// A client for core's admin API. A missing campaign or webhook is the problem `campaign_not_found` or
+/// `webhook_not_found`.
 #[derive(Debug, Clone)]
 pub struct Admin {
     listener: Listener,
@@ -51,57 +84,52 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// The admin API at `address`, such as `http://127.0.0.1:8081`, with an admin's token.
+    /// Creates a client for the admin API at `address`, such as `http://127.0.0.1:8081`, with an admin token.
     ///
     /// # Errors
-    /// [`Error::Setup`] for an address that cannot be called.
+    /// [`Error::Setup`] if the address is not a usable HTTP URL.
     pub fn new(address: &str, token: &str) -> Result<Self, Error> {
         Ok(Self { listener: Listener::new(address)?, token: token.to_owned() })
     }
 
-    /// Repeats calls that are safe to repeat as `retries` say: all of them, but those that say that they are sent once.
+    /// Retries calls that are safe to repeat as `retries` say: all but those documented as sent once.
     #[must_use]
     pub fn with_retries(mut self, retries: Retries) -> Self {
         self.listener.retries = retries;
         self
     }
 
-    /// Creates a campaign; done too when an identical one exists.
+    /// Creates a campaign. If an identical one exists, returns it with `replayed`.
     ///
     /// # Errors
-    /// `campaign_exists` when it differs, and other problems.
+    /// `campaign_exists` if a different one exists.
     pub async fn create(&self, campaign: &NewCampaign) -> Result<Answer<AdminView>, Error> {
         self.listener.send_until_decided(self.request(Method::POST, "/campaigns").json(campaign)).await
     }
 
-    /// All campaigns, in the order of their ids.
-    ///
-    /// # Errors
-    /// Problems.
+    /// Returns all campaigns, ordered by id.
     pub async fn campaigns(&self) -> Result<Answer<Vec<AdminView>>, Error> {
         self.list("/campaigns", &[], "cursor").await
     }
 
-    /// A campaign with its live counters.
-    ///
-    /// # Errors
-    /// `campaign_not_found` and other problems.
+    /// Returns a campaign with its live counters.
     pub async fn campaign(&self, id: &CampaignId) -> Result<Answer<AdminView>, Error> {
         self.get(&format!("/campaigns/{id}")).await
     }
 
-    /// Changes name, window, limits or hold. `change` has the `version` that it is made against; members left out stay. Sent once.
+    /// Changes name, window, limits or hold. `change` contains the expected `version`; omitted members stay
+    /// as they are. Sent once.
     ///
     /// # Errors
-    /// `version_conflict` and other problems.
+    /// `version_conflict` if the campaign has a different version.
     pub async fn change(&self, id: &CampaignId, change: &Value) -> Result<Answer<AdminView>, Error> {
         self.listener.send(self.request(Method::PATCH, &format!("/campaigns/{id}")).json(change)).await
     }
 
-    /// Adds `units` to the total, or takes them off it when negative; once for each `key`.
+    /// Adds `units` to the total, or removes them if negative, once per `key`.
     ///
     /// # Errors
-    /// `quantity_out_of_range`, `campaign_ended` and other problems.
+    /// `quantity_out_of_range` if the total would leave its range; `campaign_ended`.
     pub async fn add(
         &self,
         id: &CampaignId,
@@ -114,87 +142,112 @@ impl Admin {
             .await
     }
 
-    /// Stops claims until resumed.
-    ///
-    /// # Errors
-    /// Problems.
+    /// Pauses a campaign: no claims until it is resumed.
     pub async fn pause(&self, id: &CampaignId) -> Result<Answer<AdminView>, Error> {
         self.post(&format!("/campaigns/{id}/pause")).await
     }
 
-    /// Lets claims in again.
+    /// Resumes a paused campaign.
     ///
     /// # Errors
-    /// `campaign_ended` and other problems.
+    /// `campaign_ended`.
     pub async fn resume(&self, id: &CampaignId) -> Result<Answer<AdminView>, Error> {
         self.post(&format!("/campaigns/{id}/resume")).await
     }
 
-    /// Ends a campaign for good.
-    ///
-    /// # Errors
-    /// Problems.
+    /// Ends a campaign permanently.
     pub async fn end(&self, id: &CampaignId) -> Result<Answer<AdminView>, Error> {
         self.post(&format!("/campaigns/{id}/end")).await
     }
 
-    /// Imports past claims from a CSV file; answers `{"imported":n,"already":m}`.
+    /// Imports past claims from a CSV file. Returns `{"imported":n,"already":m}`.
     ///
     /// # Errors
-    /// `campaign_open`, `import_unfinished`, `invalid_request` with the first bad line, and other problems.
+    /// `campaign_open`, `import_unfinished`, or `invalid_request` with the first invalid line.
     pub async fn import(&self, id: &CampaignId, csv: Vec<u8>) -> Result<Answer<Value>, Error> {
         let request = self.request(Method::POST, &format!("/campaigns/{id}/import"));
         self.listener
-            .send_until_decided(request.header(CONTENT_TYPE, CSV).body(csv).timeout(IMPORT_WAIT))
+            .send_until_decided(request.header(CONTENT_TYPE, CSV).body(csv).timeout(IMPORT_TIMEOUT))
             .await
     }
 
-    /// A campaign's claims as SQL has them, in the order of their sequence: all, or those of one user or status.
+    /// Adds codes from a file with one code a line.
     ///
     /// # Errors
-    /// `campaign_not_found` and other problems.
+    /// `invalid_request` with the first line that is not a code or repeats one; nothing was added then.
+    pub async fn add_codes(&self, id: &CampaignId, csv: Vec<u8>) -> Result<Answer<AddedCodes>, Error> {
+        let request = self.request(Method::POST, &format!("/campaigns/{id}/codes"));
+        self.listener
+            .send_until_decided(request.header(CONTENT_TYPE, CSV).body(csv).timeout(IMPORT_TIMEOUT))
+            .await
+    }
+
+    /// Counts a campaign's codes, and the claims that wait for codes.
+    pub async fn codes(&self, id: &CampaignId) -> Result<Answer<CodeCounts>, Error> {
+        self.get(&format!("/campaigns/{id}/codes")).await
+    }
+
+    /// Returns a campaign's claims in SQL, ordered by sequence number.
+    ///
+    /// # Errors
+    /// `forbidden` for [`ClaimsFilter::codes`] with a role below admin.
     pub async fn claims(
         &self,
         id: &CampaignId,
-        user: Option<&UserId>,
-        status: Option<ClaimStatus>,
+        filter: ClaimsFilter<'_>,
     ) -> Result<Answer<Vec<ClaimItem>>, Error> {
-        let user = user.map(|user| ("user_id", user.as_str()));
-        let status = status.map(|status| ("status", status.as_str()));
-        let query: Vec<_> = user.into_iter().chain(status).collect();
-        self.list(&format!("/campaigns/{id}/claims"), &query, "cursor").await
+        self.list(&format!("/campaigns/{id}/claims"), &filter.query(), "cursor").await
     }
 
-    /// Redis and SQL compared; `agrees` says whether nothing differs.
+    /// Returns the same list as CSV.
     ///
     /// # Errors
-    /// `campaign_not_found` and other problems.
+    /// As for [`Self::claims`].
+    pub async fn claims_csv(
+        &self,
+        id: &CampaignId,
+        filter: ClaimsFilter<'_>,
+    ) -> Result<Answer<String>, Error> {
+        let request = self.request(Method::GET, &format!("/campaigns/{id}/claims"));
+        let request = request.query(&filter.query()).header(ACCEPT, CSV);
+        self.listener.text(request.timeout(IMPORT_TIMEOUT)).await
+    }
+
+    /// Returns the report on a campaign's demand.
+    pub async fn report(&self, id: &CampaignId) -> Result<Answer<DemandReport>, Error> {
+        self.listener.send_until_decided(self.report_request(id)).await
+    }
+
+    /// Returns the report on a campaign's demand as CSV: a line for each second in which a claim was made or refused.
+    pub async fn report_csv(&self, id: &CampaignId) -> Result<Answer<String>, Error> {
+        self.listener.text(self.report_request(id).header(ACCEPT, CSV)).await
+    }
+
+    fn report_request(&self, id: &CampaignId) -> RequestBuilder {
+        self.request(Method::GET, &format!("/campaigns/{id}/report")).timeout(REPORT_TIMEOUT)
+    }
+
+    /// Compares Redis and SQL. `agrees` is true if there are no differences.
     pub async fn reconciliation(&self, id: &CampaignId) -> Result<Answer<Value>, Error> {
         self.get(&format!("/campaigns/{id}/reconciliation")).await
     }
 
-    /// Repairs what is safe to repair, then compares.
-    ///
-    /// # Errors
-    /// `campaign_not_found` and other problems.
+    /// Repairs the differences that are safe to repair, then compares Redis and SQL.
     pub async fn repair(&self, id: &CampaignId) -> Result<Answer<Value>, Error> {
         self.post(&format!("/campaigns/{id}/reconciliation")).await
     }
 
-    /// Who changed which campaign, when and how: of all campaigns, or of one.
-    ///
-    /// # Errors
-    /// `campaign_not_found` and other problems.
+    /// Returns the audit of all campaigns, or of one.
     pub async fn audit(&self, campaign: Option<&CampaignId>) -> Result<Answer<Vec<Value>>, Error> {
-        let of: Vec<_> = campaign.iter().map(|id| ("campaign_id", id.as_str())).collect();
-        self.list("/audit", &of, "after").await
+        let query: Vec<_> = campaign.iter().map(|id| ("campaign_id", id.as_str())).collect();
+        self.list("/audit", &query, "after").await
     }
 
-    /// A page of the feed of changed claims behind the cursor `after`, of at most `limit` items (1 to 1000), of all campaigns or
-    /// of one. While there is nothing, core waits for `wait_s` (0 to 30).
+    /// Returns a page of the feed after the cursor `after`: at most `limit` items (1 to 1000), of all
+    /// campaigns or of one. If there are no items yet, core waits up to `wait_s` seconds (0 to 30) for one.
     ///
     /// # Errors
-    /// `cursor_invalid` and other problems.
+    /// `cursor_invalid` if `after` is not a cursor of this feed.
     pub async fn changes(
         &self,
         after: Option<&str>,
@@ -213,48 +266,50 @@ impl Admin {
         limit: u32,
         wait_s: u32,
     ) -> RequestBuilder {
-        let wait = Duration::from_secs(wait_s.into()) + CHANGES_WAIT;
+        let timeout = Duration::from_secs(wait_s.into()) + CHANGES_TIMEOUT;
         let request = self.request(Method::GET, "/changes").query(&[("limit", limit), ("wait_s", wait_s)]);
-        request.query(&[("campaign_id", campaign)]).query(&[("after", after)]).timeout(wait)
+        request.query(&[("campaign_id", campaign)]).query(&[("after", after)]).timeout(timeout)
     }
 
-    /// Which replicas must have a claim before it is acknowledged.
-    ///
-    /// # Errors
-    /// Problems.
+    /// Returns the replication requirement and the state of the replicas.
     pub async fn replication(&self) -> Result<Answer<Value>, Error> {
         self.get("/replication").await
     }
 
-    /// Changes how many replicas must have a claim before it is acknowledged; with 0 none is waited for.
-    ///
-    /// # Errors
-    /// Problems.
+    /// Sets the number of replicas that must have a claim before it is acknowledged; 0 waits for none.
     pub async fn set_replicas(&self, replicas_min: u32) -> Result<Answer<Value>, Error> {
         let body = json!({"replicas_min": replicas_min});
         self.listener.send_until_decided(self.request(Method::POST, "/replication").json(&body)).await
     }
 
-    /// Believes the servers that are the primaries now, though they may lack acknowledged claims. Sent once.
-    ///
-    /// # Errors
-    /// Problems.
+    /// Accepts the current primaries, even though they may lack acknowledged claims. Sent once.
     pub async fn accept_loss(&self) -> Result<Answer<Value>, Error> {
         self.listener.send(self.request(Method::POST, "/replication/accept-loss")).await
     }
 
-    /// All webhooks.
+    /// Returns the scheme of user ids that the database is pinned to, and why core last rejected a caller.
+    pub async fn user_ids(&self) -> Result<Answer<Value>, Error> {
+        self.get("/user-ids").await
+    }
+
+    /// Changes the scheme of user ids that the database is pinned to. Sent once.
     ///
     /// # Errors
-    /// Problems.
+    /// `campaign_open` while any campaign is not over.
+    pub async fn set_user_ids(&self, scheme: Scheme) -> Result<Answer<Value>, Error> {
+        let body = json!({"user_ids": scheme});
+        self.listener.send(self.request(Method::POST, "/user-ids").json(&body)).await
+    }
+
+    /// Returns all webhooks.
     pub async fn webhooks(&self) -> Result<Answer<Vec<Value>>, Error> {
         self.list("/webhooks", &[], "cursor").await
     }
 
-    /// Makes a webhook for one campaign or for all; its `secret` is in this answer alone. Sent once.
+    /// Creates a webhook for one campaign or for all. Only this response contains its `secret`. Sent once.
     ///
     /// # Errors
-    /// `invalid_request` for an address that may not be called, and other problems.
+    /// `invalid_request` for a URL that webhooks may not call.
     pub async fn create_webhook(
         &self,
         url: &str,
@@ -265,57 +320,42 @@ impl Admin {
     }
 
     /// Removes a webhook. Sent once.
-    ///
-    /// # Errors
-    /// `webhook_not_found` and other problems.
     pub async fn delete_webhook(&self, id: &str) -> Result<Answer<Value>, Error> {
         self.listener.send(self.request(Method::DELETE, &format!("/webhooks/{id}"))).await
     }
 
-    /// Sends a test event; whether it was `delivered`, and the `error` if not. Sent once.
-    ///
-    /// # Errors
-    /// `webhook_not_found` and other problems.
+    /// Sends a test event. Returns whether it was `delivered`, and the `error` if not. Sent once.
     pub async fn test_webhook(&self, id: &str) -> Result<Answer<Value>, Error> {
         let request = self.request(Method::POST, &format!("/webhooks/{id}/test"));
-        self.listener.send(request.timeout(CHANGES_WAIT + Duration::from_secs(10))).await
+        self.listener.send(request.timeout(CHANGES_TIMEOUT + Duration::from_secs(10))).await
     }
 
-    /// Enables a webhook, which goes on where it stopped.
-    ///
-    /// # Errors
-    /// `webhook_not_found` and other problems.
+    /// Enables a webhook. Deliveries continue where they stopped.
     pub async fn enable_webhook(&self, id: &str) -> Result<Answer<Value>, Error> {
         self.post(&format!("/webhooks/{id}/enable")).await
     }
 
-    /// Makes another `secret` for a webhook. Sent once.
-    ///
-    /// # Errors
-    /// `webhook_not_found` and other problems.
+    /// Generates a new `secret` for a webhook. Sent once.
     pub async fn rotate_webhook_secret(&self, id: &str) -> Result<Answer<Value>, Error> {
         self.listener.send(self.request(Method::POST, &format!("/webhooks/{id}/rotate-secret"))).await
     }
 
-    /// The events that a webhook did not take yet.
-    ///
-    /// # Errors
-    /// `webhook_not_found` and other problems.
+    /// Returns the events that a webhook's receiver has not accepted yet.
     pub async fn webhook_deliveries(&self, id: &str) -> Result<Answer<Vec<Value>>, Error> {
         self.list(&format!("/webhooks/{id}/deliveries"), &[], "cursor").await
     }
 
-    /// All items of the list at `path`, page by page, of those that `query` asks for: `next` is the parameter that takes the
-    /// `next_cursor` of the page before.
+    /// Fetches all pages of the list at `path`, filtered by `query`. `cursor_name` is the query parameter for
+    /// the previous page's `next_cursor`.
     async fn list<T: DeserializeOwned>(
         &self,
         path: &str,
         query: &[(&str, &str)],
-        next: &str,
+        cursor_name: &str,
     ) -> Result<Answer<Vec<T>>, Error> {
         let (mut all, mut cursor) = (Vec::new(), None::<String>);
         loop {
-            let request = self.page_request(path, query, next, cursor.as_deref());
+            let request = self.page_request(path, query, cursor_name, cursor.as_deref());
             let mut page: Answer<Value> = self.listener.send_until_decided(request).await?;
             if let Some(Value::Array(items)) = page.json.get_mut("items").map(Value::take) {
                 all.extend(items);
@@ -331,10 +371,11 @@ impl Admin {
         &self,
         path: &str,
         query: &[(&str, &str)],
-        next: &str,
+        cursor_name: &str,
         cursor: Option<&str>,
     ) -> RequestBuilder {
-        self.request(Method::GET, path).query(query).query(&[("limit", PAGE)]).query(&[(next, cursor)])
+        let request = self.request(Method::GET, path).query(query).query(&[("limit", PAGE_ITEMS)]);
+        request.query(&[(cursor_name, cursor)])
     }
 
     fn request(&self, method: Method, path: &str) -> RequestBuilder {
@@ -354,7 +395,7 @@ impl Admin {
 mod tests {
     use super::*;
 
-    /// What no cursor of today has, and one of another version may.
+    /// Characters that no cursor contains today, but a newer version's cursor may.
     const CURSOR: &str = "1.a b&limit=7#%/+ä";
     const ENCODED: &str = "1.a+b%26limit%3D7%23%25%2F%2B%C3%A4";
 
@@ -363,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn cursors_are_encoded() {
+    fn cursors_are_percent_encoded() {
         let admin = Admin::new("http://127.0.0.1:8081", "token").unwrap();
         let id = "demo".parse().unwrap();
         let changes = admin.changes_request(Some(CURSOR), Some(&id), 10, 30);

@@ -1,4 +1,4 @@
-//! An answer, as it came and as what it is.
+//! A response, as JSON and as its type.
 
 use std::marker::PhantomData;
 
@@ -7,25 +7,25 @@ use serde_json::Value;
 
 use crate::Error;
 
-/// An answer that is a `T`. Its JSON is kept as it came: claimgate may be newer, and say more.
+/// A response of type `T`. The JSON is kept as received: a newer claimgate may send more members.
 #[derive(Debug)]
 pub struct Answer<T> {
-    /// What was answered.
+    /// The JSON as received.
     pub json: Value,
-    /// Whether the key of the call had been used before: the answer is what that call did.
+    /// Whether an earlier call with the same key, or the same new campaign, had this result already.
     pub replayed: bool,
-    is: PhantomData<fn() -> T>,
+    marker: PhantomData<fn() -> T>,
 }
 
 impl<T: DeserializeOwned> Answer<T> {
     pub(crate) fn new(json: Value, replayed: bool) -> Self {
-        Self { json, replayed, is: PhantomData }
+        Self { json, replayed, marker: PhantomData }
     }
 
-    /// The answer as its type.
+    /// Parses the response as its type.
     ///
     /// # Errors
-    /// [`Error::Unread`] when claimgate answered in a way that this version does not know.
+    /// [`Error::Unread`] if claimgate's response is in a format that this version does not support.
     pub fn read(&self) -> Result<T, Error> {
         Ok(T::deserialize(&self.json)?)
     }

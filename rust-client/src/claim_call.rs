@@ -1,4 +1,4 @@
-//! A claim to be sent, as often as it takes.
+//! A claim with its idempotency key, which may be sent several times.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -6,51 +6,61 @@ use claimgate_shared::{Attempt, CampaignId, ClaimId, ClaimRequest, IdempotencyKe
 
 use crate::Error;
 
-/// An idempotency key that no other call has: 128 random bits.
+/// Generates a unique idempotency key: 128 random bits.
 ///
 /// # Errors
-/// [`Error::Setup`] when the system has no randomness.
+/// [`Error::Setup`] if the system has no randomness.
 pub fn random_key() -> Result<IdempotencyKey, Error> {
     let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).map_err(|error| Error::Setup(format!("no randomness: {error}")))?;
+    getrandom::fill(&mut bytes)
+        .map_err(|error| Error::Setup(format!("the system has no randomness: {error}")))?;
     URL_SAFE_NO_PAD.encode(bytes).try_into().map_err(|error| Error::Setup(format!("{error}")))
 }
 
-/// A claim with its key. Only the very first try of a new one is marked as such: claimgate may refuse that from a cache. A copy
-/// is never marked.
+/// A claim with its key. Only the first try of a new claim is marked as such, because claimgate may reject a
+/// first try from a cache. A clone is never marked.
 #[derive(Debug)]
 pub struct ClaimCall {
     request: ClaimRequest,
     attempt: Attempt,
+    pass: Option<String>,
 }
 
 impl ClaimCall {
-    /// A claim that was never sent before, with a key of its own.
-    ///
-    /// # Errors
-    /// As [`random_key`].
+    /// Creates a new claim, never sent before, with a [`random_key`].
     pub fn new(campaign_id: CampaignId, user_id: UserId, quantity: Quantity) -> Result<Self, Error> {
         let idempotency_key = random_key()?;
         let request = ClaimRequest { campaign_id, user_id, quantity, idempotency_key };
-        Ok(Self { request, attempt: Attempt::First })
+        Ok(Self { request, attempt: Attempt::First, pass: None })
     }
 
-    /// A claim that may have been sent before, by this program or another.
-    pub fn again(request: ClaimRequest) -> Self {
-        Self { request, attempt: Attempt::Unknown }
+    /// Creates a claim that may have been sent before, by this program or a different one.
+    pub fn retry(request: ClaimRequest) -> Self {
+        Self { request, attempt: Attempt::Unknown, pass: None }
     }
 
-    /// What is claimed, and the key.
+    /// Sends the signed `pass` with each further try through the edge. After the problem `pass_required`, the same claim
+    /// can be sent again with a new pass.
+    pub fn set_pass(&mut self, pass: impl Into<String>) {
+        self.pass = Some(pass.into());
+    }
+
+    /// Returns the pass to send.
+    pub(crate) fn pass(&self) -> Option<&str> {
+        self.pass.as_deref()
+    }
+
+    /// Returns the request, including the key.
     pub fn request(&self) -> &ClaimRequest {
         &self.request
     }
 
-    /// The id that the claim has if it is granted.
+    /// Returns the id that the claim has if it is granted.
     pub fn claim_id(&self) -> ClaimId {
         self.request.claim_id()
     }
 
-    /// Which try the next one is; every later one may be a retry.
+    /// Returns the mark for the next try. Every try after the first may be a retry.
     pub(crate) fn next_attempt(&mut self) -> Attempt {
         std::mem::replace(&mut self.attempt, Attempt::Unknown)
     }
@@ -58,7 +68,7 @@ impl ClaimCall {
 
 impl Clone for ClaimCall {
     fn clone(&self) -> Self {
-        Self::again(self.request.clone())
+        Self { pass: self.pass.clone(), ..Self::retry(self.request.clone()) }
     }
 }
 
@@ -76,11 +86,11 @@ mod tests {
         let tries = [new.next_attempt(), new.next_attempt(), new.next_attempt()];
         assert_eq!(tries, [Attempt::First, Attempt::Unknown, Attempt::Unknown]);
         assert_eq!(call().clone().next_attempt(), Attempt::Unknown, "the original may have been sent");
-        assert_eq!(ClaimCall::again(new.request().clone()).next_attempt(), Attempt::Unknown);
+        assert_eq!(ClaimCall::retry(new.request().clone()).next_attempt(), Attempt::Unknown);
     }
 
     #[test]
-    fn no_two_claims_have_the_same_key() {
+    fn every_new_claim_has_its_own_key() {
         assert_ne!(call().claim_id(), call().claim_id());
     }
 }

@@ -1,6 +1,6 @@
-//! The edge, as a browser's user calls it.
+//! Client for the edge, with a browser user's token.
 
-use claimgate_shared::http::IDEMPOTENCY_KEY_HEADER;
+use claimgate_shared::http::{IDEMPOTENCY_KEY_HEADER, PASS_HEADER};
 use claimgate_shared::user_claims::UserClaims;
 use claimgate_shared::{Attempt, CampaignId, CampaignView, ClaimReply};
 use reqwest::Method;
@@ -9,29 +9,30 @@ use serde_json::json;
 use crate::listener::Listener;
 use crate::{Answer, ClaimCall, Error, Retries};
 
-/// The edge.
+/// A client for the edge. An invalid token is the problem `unauthenticated`, a missing campaign
+/// `campaign_not_found`.
 #[derive(Debug, Clone)]
 pub struct Edge {
     listener: Listener,
 }
 
 impl Edge {
-    /// The edge at `address`, such as `https://claims.example.com`.
+    /// Creates a client for the edge at `address`, such as `https://claims.example.com`.
     ///
     /// # Errors
-    /// [`Error::Setup`] for an address that cannot be called.
+    /// [`Error::Setup`] if the address is not a usable HTTP URL.
     pub fn new(address: &str) -> Result<Self, Error> {
         Ok(Self { listener: Listener::new(address)? })
     }
 
-    /// Repeats calls that are safe to repeat as `retries` say: all of them, but [`Self::claim_once`].
+    /// Retries calls that are safe to repeat as `retries` say: all but [`Self::claim_once`].
     #[must_use]
     pub fn with_retries(mut self, retries: Retries) -> Self {
         self.listener.retries = retries;
         self
     }
 
-    /// Claims for the user whose token `token` is, and asks again with the same key while the outcome is unknown.
+    /// Claims for the user of `token`, and retries with the same key while the outcome is unknown.
     ///
     /// # Errors
     /// As [`Internal::claim`](crate::Internal::claim).
@@ -39,7 +40,7 @@ impl Edge {
         self.listener.retries.until_decided(async || self.claim_once(token, call).await).await
     }
 
-    /// Sends a claim once. The user is the token's, whatever `call` says.
+    /// Sends a claim once. The token determines the user; the user in `call` is ignored.
     ///
     /// # Errors
     /// As [`Internal::claim_once`](crate::Internal::claim_once).
@@ -52,22 +53,19 @@ impl Edge {
         if attempt == Attempt::First {
             request = request.header(Attempt::HEADER, Attempt::FIRST);
         }
+        if let Some(pass) = call.pass() {
+            request = request.header(PASS_HEADER, pass);
+        }
         self.listener.send(request.json(&json!({"quantity": claim.quantity}))).await
     }
 
-    /// The first page of the claims of the user whose token `token` is, newest first, and what is left to the user.
-    ///
-    /// # Errors
-    /// `unauthenticated`, `campaign_not_found` and other problems.
+    /// Returns the first page of the claims of `token`'s user, newest first, and the user's allowance.
     pub async fn own_claims(&self, token: &str, campaign: &CampaignId) -> Result<Answer<UserClaims>, Error> {
         let request = self.listener.request(Method::GET, &format!("/v1/campaigns/{campaign}/claims"));
         self.listener.send_until_decided(request.bearer_auth(token)).await
     }
 
-    /// The campaign as the edge shows it, up to some seconds old.
-    ///
-    /// # Errors
-    /// `campaign_not_found` and other problems.
+    /// Returns the campaign as the edge shows it, up to a few seconds old.
     pub async fn campaign(&self, id: &CampaignId) -> Result<Answer<CampaignView>, Error> {
         self.listener
             .send_until_decided(self.listener.request(Method::GET, &format!("/v1/campaigns/{id}")))

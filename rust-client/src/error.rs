@@ -1,4 +1,4 @@
-//! Why a call did not do what it was to do.
+//! Errors of calls to claimgate.
 
 use std::time::Duration;
 
@@ -6,37 +6,37 @@ use claimgate_shared::Code;
 use reqwest::StatusCode;
 use serde_json::Value;
 
-/// Why a call did not do what it was to do.
+/// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// claimgate refused, or could not decide.
+    /// claimgate returned a problem.
     #[error(transparent)]
     Problem(Box<Problem>),
-    /// No answer, or one that is not claimgate's.
+    /// No response, or one not from claimgate. The call may have taken effect.
     #[error("no answer from {address}: {why}")]
     NoAnswer {
-        /// Where it was sent.
+        /// The address that was called.
         address: String,
-        /// What happened instead.
+        /// The reason.
         why: String,
-        /// Whether the call was sent, and so may have taken effect; `false` where no connection was made.
+        /// True if the call was sent and may have taken effect; false if no connection was made.
         sent: bool,
     },
-    /// claimgate did what it was asked to, but its answer lacks what this client knows: it is of another version.
-    #[error("an answer that this version cannot read: {0}")]
+    /// The call succeeded, but claimgate has a different version and this client cannot parse its response.
+    #[error("the call succeeded, but this version cannot read the response: {0}")]
     Unread(#[from] serde_json::Error),
-    /// The client cannot be made of this address or token.
+    /// Nothing was sent: the client could not be created, or the system has no randomness for a key.
     #[error("{0}")]
     Setup(String),
 }
 
 impl Error {
-    /// Whether claimgate answered with this code.
+    /// Returns whether claimgate returned this code.
     pub fn is(&self, code: Code) -> bool {
         self.problem().is_some_and(|problem| problem.code == code.as_str())
     }
 
-    /// What claimgate said, if it did.
+    /// Returns claimgate's problem, if there is one.
     pub fn problem(&self) -> Option<&Problem> {
         match self {
             Self::Problem(problem) => Some(problem),
@@ -44,18 +44,20 @@ impl Error {
         }
     }
 
-    /// Whether this try had no effect. An earlier try of the same call may have had one.
-    pub(crate) fn tried_nothing(&self) -> bool {
+    /// Returns whether claimgate did not process this call. An earlier call may still have taken effect.
+    pub(crate) fn was_not_processed(&self) -> bool {
         matches!(self, Self::NoAnswer { sent: false, .. })
             || self.is(Code::Overloaded)
+            || self.is(Code::NotConfigured)
+            || self.is(Code::UserIdsDiffer)
             || self.problem().is_some_and(|problem| matches!(problem.status.as_u16(), 401 | 429))
     }
 
-    /// How long to wait at least before the same claim, with the same key, is worth asking for again; `None` when only
-    /// something else can change the answer.
+    /// Returns the minimum wait before a retry with the same key; `None` if a retry cannot help.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::NoAnswer { .. } => Some(Duration::ZERO),
+            Self::Problem(_) if self.is(Code::UserIdsDiffer) => None,
             Self::Problem(problem) if matches!(problem.status.as_u16(), 408 | 429 | 500..) => {
                 Some(problem.retry_after.unwrap_or_default())
             }
@@ -64,28 +66,28 @@ impl Error {
     }
 }
 
-/// What claimgate says when it refuses or cannot decide (RFC 9457). It may be newer than this client: the code is
-/// whatever it says.
+/// A problem returned by claimgate (RFC 9457). The code is a string, since a newer claimgate may have new
+/// codes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{title} ({code}): {detail}")]
 pub struct Problem {
-    /// The answer's status.
+    /// The response's status.
     pub status: StatusCode,
-    /// What went wrong, for programs.
+    /// The kind of problem, for programs.
     pub code: String,
-    /// What went wrong, for people.
+    /// The kind of problem, for people.
     pub title: String,
-    /// This occurrence, for people.
+    /// A description of this occurrence, for people.
     pub detail: String,
-    /// The answer's `Retry-After`.
+    /// The response's `Retry-After`.
     pub retry_after: Option<Duration>,
-    /// All of its members.
+    /// All members, as received.
     pub json: Value,
 }
 
 impl Problem {
-    /// The problem in the body of an answer; `None` when it is none.
-    pub(crate) fn of(status: StatusCode, retry_after: Option<Duration>, json: Value) -> Option<Self> {
+    /// Parses the problem in a response's body; `None` if it is not a problem.
+    pub(crate) fn from_json(status: StatusCode, retry_after: Option<Duration>, json: Value) -> Option<Self> {
         let text = |name: &str| json[name].as_str().map(str::to_owned);
         let (code, title, detail) = (text("code")?, text("title")?, text("detail")?);
         Some(Self { status, code, title, detail, retry_after, json })
@@ -99,15 +101,15 @@ mod tests {
     use super::*;
 
     fn error(status: u16, retry_after_s: Option<u64>) -> Error {
-        let json = json!({"code": "some_day", "title": "T", "detail": "D"});
+        let json = json!({"code": "new_code", "title": "T", "detail": "D"});
         let retry_after = retry_after_s.map(Duration::from_secs);
         Error::Problem(Box::new(
-            Problem::of(StatusCode::from_u16(status).unwrap(), retry_after, json).unwrap(),
+            Problem::from_json(StatusCode::from_u16(status).unwrap(), retry_after, json).unwrap(),
         ))
     }
 
     #[test]
-    fn only_what_may_change_by_itself_is_worth_asking_again() {
+    fn only_transient_errors_are_worth_a_retry() {
         assert_eq!(error(503, Some(2)).retry_after(), Some(Duration::from_secs(2)));
         assert_eq!(error(429, None).retry_after(), Some(Duration::ZERO));
         for status in [400, 401, 403, 404, 409, 422] {
@@ -118,9 +120,9 @@ mod tests {
     }
 
     #[test]
-    fn a_code_of_the_future_is_passed_on() {
-        assert_eq!(error(409, None).to_string(), "T (some_day): D");
+    fn an_unknown_code_is_passed_on() {
+        assert_eq!(error(409, None).to_string(), "T (new_code): D");
         assert!(!error(409, None).is(Code::SoldOut));
-        assert_eq!(Problem::of(StatusCode::BAD_GATEWAY, None, json!({"error": "no"})), None);
+        assert_eq!(Problem::from_json(StatusCode::BAD_GATEWAY, None, json!({"error": "no"})), None);
     }
 }

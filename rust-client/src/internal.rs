@@ -1,4 +1,4 @@
-//! Core's internal API, as a back end or an admin calls it.
+//! Client for core's internal API, for back ends and admins.
 
 use claimgate_shared::claim_request::ClaimLookup;
 use claimgate_shared::user_claims::UserClaims;
@@ -10,7 +10,8 @@ use serde_json::Value;
 use crate::listener::Listener;
 use crate::{Answer, ClaimCall, Error, Retries};
 
-/// Core's internal API.
+/// A client for core's internal API. A missing campaign or claim is the problem `campaign_not_found` or
+/// `claim_not_found`.
 #[derive(Debug, Clone)]
 pub struct Internal {
     listener: Listener,
@@ -18,33 +19,35 @@ pub struct Internal {
 }
 
 impl Internal {
-    /// The internal API at `address`, such as `http://127.0.0.1:8080`, with the token of a back end or an admin.
+    /// Creates a client for the internal API at `address`, such as `http://127.0.0.1:8080`, with a back end's
+    /// or admin token.
     ///
     /// # Errors
-    /// [`Error::Setup`] for an address that cannot be called.
+    /// [`Error::Setup`] if the address is not a usable HTTP URL.
     pub fn new(address: &str, token: &str) -> Result<Self, Error> {
         Ok(Self { listener: Listener::new(address)?, token: token.to_owned() })
     }
 
-    /// Repeats calls that are safe to repeat as `retries` say: all of them, but [`Self::ready`] and [`Self::claim_once`].
+    /// Retries calls that are safe to repeat as `retries` say: all but [`Self::ready`] and [`Self::claim_once`].
     #[must_use]
     pub fn with_retries(mut self, retries: Retries) -> Self {
         self.listener.retries = retries;
         self
     }
 
-    /// Whether core is to be sent calls; needs no token. The edge has no such call: it answers `not_found`.
+    /// Checks whether core is ready for calls. Needs no token. The response of an edge lists `cores` instead.
     ///
     /// # Errors
-    /// `unavailable` while it is not, and other problems.
+    /// `unavailable` while core is not ready.
     pub async fn ready(&self) -> Result<Answer<Value>, Error> {
         self.listener.send(self.listener.request(Method::GET, "/readyz")).await
     }
 
-    /// Claims, and asks again with the same key while the outcome is unknown.
+    /// Claims, and retries with the same key while the outcome is unknown.
     ///
     /// # Errors
-    /// A denial, or why the outcome is still unknown: then the same call may be made again at any later time.
+    /// A denial, or the reason why the outcome is still unknown. Then the same call may be repeated at any
+    /// time.
     pub async fn claim(&self, call: &mut ClaimCall) -> Result<Answer<ClaimReply>, Error> {
         self.listener.retries.until_decided(async || self.claim_once(call).await).await
     }
@@ -52,7 +55,7 @@ impl Internal {
     /// Sends a claim once.
     ///
     /// # Errors
-    /// A denial, or why the outcome is unknown.
+    /// A denial, or the reason why the outcome is unknown.
     pub async fn claim_once(&self, call: &mut ClaimCall) -> Result<Answer<ClaimReply>, Error> {
         let mut request = self.request(Method::POST, "/claims");
         if call.next_attempt() == Attempt::First {
@@ -61,42 +64,33 @@ impl Internal {
         self.listener.send(request.json(call.request())).await
     }
 
-    /// Looks a claim up; `persisted` says whether SQL has it as it stands.
-    ///
-    /// # Errors
-    /// `claim_not_found` and other problems.
+    /// Looks up a claim. `persisted` is true if SQL has it in its current status.
     pub async fn look_up(&self, id: &ClaimId) -> Result<Answer<ClaimLookup>, Error> {
         self.get(&format!("/claims/{id}")).await
     }
 
-    /// Confirms a held claim; one that is granted stays so.
+    /// Confirms a held claim. A granted claim stays granted.
     ///
     /// # Errors
-    /// `claim_expired`, `claim_returned` and other problems.
+    /// `claim_expired`, `claim_returned` or `claim_revoked` if the claim is no longer held.
     pub async fn confirm(&self, id: &ClaimId) -> Result<Answer<ClaimLookup>, Error> {
         self.post(&format!("/claims/{id}/confirm")).await
     }
 
-    /// Gives a claim's units back, once, however often it is called.
+    /// Returns a claim: its units go back to the campaign once, however often this is called.
     ///
     /// # Errors
-    /// `claim_not_found` and other problems.
-    pub async fn give_back(&self, id: &ClaimId) -> Result<Answer<ClaimLookup>, Error> {
+    /// `claim_revoked` if the claim was revoked.
+    pub async fn return_claim(&self, id: &ClaimId) -> Result<Answer<ClaimLookup>, Error> {
         self.post(&format!("/claims/{id}/return")).await
     }
 
-    /// The campaign as every caller may see it.
-    ///
-    /// # Errors
-    /// `campaign_not_found` and other problems.
+    /// Returns the campaign as all callers see it.
     pub async fn campaign(&self, id: &CampaignId) -> Result<Answer<CampaignView>, Error> {
         self.get(&format!("/campaigns/{id}")).await
     }
 
-    /// The first page of a user's claims, newest first, and what is left to the user.
-    ///
-    /// # Errors
-    /// `campaign_not_found` and other problems.
+    /// Returns the first page of a user's claims, newest first, and the user's allowance.
     pub async fn user_claims(
         &self,
         campaign: &CampaignId,

@@ -1,12 +1,13 @@
-//! One of claimgate's listeners, and the one way to call it.
+//! HTTP calls to one of claimgate's listeners. All clients use it.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use claimgate_shared::http::{REPLAYED, REPLAYED_HEADER};
+use claimgate_shared::Timestamp;
+use claimgate_shared::http::{self, REPLAYED, REPLAYED_HEADER};
 use reqwest::header::RETRY_AFTER;
 use reqwest::redirect::Policy;
-use reqwest::{Client, Method, RequestBuilder, Response, Url};
+use reqwest::{Client, Method, RequestBuilder, Response, StatusCode, Url};
 use rustls_native_certs::load_native_certs;
 use serde::de::DeserializeOwned;
 use tokio_rustls::rustls::crypto::ring;
@@ -15,13 +16,12 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use crate::error::Problem;
 use crate::{Answer, Error, Retries};
 
-/// The longest wait for an answer: longer than claimgate takes for any call but an import.
-const WAIT: Duration = Duration::from_secs(10);
+/// Timeout of a call, longer than claimgate's own for any call but an import.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The longest `Retry-After` that is believed, in seconds: a day.
-const RETRY_AFTER_MAX_S: u64 = 86_400;
+/// The maximum `Retry-After`, a day. Longer ones are capped.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(86_400);
 
-/// A listener.
 #[derive(Debug, Clone)]
 pub(crate) struct Listener {
     client: Client,
@@ -30,63 +30,82 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// The listener at `address`, such as `http://127.0.0.1:8080` or `https://claims.example.com`.
+    /// Creates a client for the listener at `address`, such as `http://127.0.0.1:8080` or `https://claims.example.com`.
     pub(crate) fn new(address: &str) -> Result<Self, Error> {
-        let wrong =
+        let invalid =
             |why: &str| Error::Setup(format!("{address}: must be http://HOST:PORT or https://HOST{why}"));
-        let url: Url = address.parse().map_err(|_| wrong(""))?;
+        let url: Url = address.parse().map_err(|_| invalid(""))?;
         if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
-            return Err(wrong(""));
+            return Err(invalid(""));
         }
         if url.path() != "/" || url.query().is_some() || url.fragment().is_some() {
-            return Err(wrong(" with nothing behind it"));
+            return Err(invalid(" without a path"));
         }
         if !url.username().is_empty() || url.password().is_some() {
-            return Err(wrong(" without a user"));
+            return Err(invalid(" without a user name"));
         }
-        // A redirect would make a look-up of a claim.
-        let client = Client::builder().timeout(WAIT).no_proxy().redirect(Policy::none());
+        // A redirect would turn the POST of a claim into a GET.
+        let client = Client::builder().timeout(TIMEOUT).no_proxy().redirect(Policy::none());
         let client = client.tls_backend_preconfigured(tls(url.scheme() == "https")?).build();
-        let client = client.map_err(|error| Error::Setup(told(error)))?;
+        let client = client.map_err(|error| Error::Setup(error_text(error)))?;
         let address = address.trim_end_matches('/').to_owned();
         Ok(Self { client, address, retries: Retries::default() })
     }
 
-    /// A request to be filled in; `path` begins with a slash and may have a query.
+    /// Starts a request. `path` begins with a slash and may have a query.
     pub(crate) fn request(&self, method: Method, path: &str) -> RequestBuilder {
         self.client.request(method, format!("{}{path}", self.address))
     }
 
-    /// Sends `request`, which is safe to repeat, until its outcome is known.
+    /// Sends a request that is safe to repeat, and retries it until its outcome is known.
     pub(crate) async fn send_until_decided<T: DeserializeOwned>(
         &self,
         request: RequestBuilder,
     ) -> Result<Answer<T>, Error> {
-        let again = || request.try_clone().ok_or_else(|| Error::Setup("a body that is read once".to_owned()));
-        self.retries.until_decided(async || self.send(again()?).await).await
+        self.retries.until_decided(async || self.send(copy_of(&request)?).await).await
     }
 
-    /// Sends `request` once and reads the answer.
+    /// Sends a request once.
     pub(crate) async fn send<T: DeserializeOwned>(
         &self,
         request: RequestBuilder,
     ) -> Result<Answer<T>, Error> {
+        let response = self.respond(request).await?;
+        let replayed = response.headers().get(REPLAYED_HEADER).is_some_and(|value| value == REPLAYED);
+        let status = response.status();
+        let body = response.bytes().await.map_err(|error| self.not_received(error))?;
+        Ok(Answer::new(serde_json::from_slice(&body).map_err(|_| self.not_claimgate(status))?, replayed))
+    }
+
+    /// Sends a GET whose answer is a text in UTF-8, and retries it until its outcome is known.
+    pub(crate) async fn text(&self, request: RequestBuilder) -> Result<Answer<String>, Error> {
+        let text = self.retries.until_decided(async || {
+            let response = self.respond(copy_of(&request)?).await?;
+            response.text().await.map_err(|error| self.not_received(error))
+        });
+        Ok(Answer::new(text.await?.into(), false))
+    }
+
+    /// Returns a response with a status of success, with its body unread.
+    async fn respond(&self, request: RequestBuilder) -> Result<Response, Error> {
         let response = request.send().await.map_err(|error| self.not_received(error))?;
         let (status, retry_after) = (response.status(), retry_after(&response));
-        let replayed = response.headers().get(REPLAYED_HEADER).is_some_and(|value| value == REPLAYED);
-        let body = response.bytes().await.map_err(|error| self.not_received(error))?;
-        let foreign = || self.no_answer(format!("it answers {status}, but not as claimgate does"), true);
-        let json = serde_json::from_slice(&body).map_err(|_| foreign())?;
         if status.is_success() {
-            return Ok(Answer::new(json, replayed));
+            return Ok(response);
         }
-        Err(Problem::of(status, retry_after, json)
-            .map_or_else(foreign, |problem| Error::Problem(Box::new(problem))))
+        let body = response.bytes().await.map_err(|error| self.not_received(error))?;
+        let json = serde_json::from_slice(&body).map_err(|_| self.not_claimgate(status))?;
+        Err(Problem::from_json(status, retry_after, json)
+            .map_or_else(|| self.not_claimgate(status), |problem| Error::Problem(Box::new(problem))))
+    }
+
+    fn not_claimgate(&self, status: StatusCode) -> Error {
+        self.no_answer(format!("{status}, but not from claimgate"), true)
     }
 
     fn not_received(&self, error: reqwest::Error) -> Error {
         let sent = !error.is_connect();
-        self.no_answer(told(error), sent)
+        self.no_answer(error_text(error), sent)
     }
 
     fn no_answer(&self, why: String, sent: bool) -> Error {
@@ -94,8 +113,12 @@ impl Listener {
     }
 }
 
-/// TLS that trusts this machine's certificate authorities, or those in the file that `SSL_CERT_FILE` names. They are read only
-/// where TLS `is_needed`.
+fn copy_of(request: &RequestBuilder) -> Result<RequestBuilder, Error> {
+    request.try_clone().ok_or_else(|| Error::Setup("the body can be sent only once".to_owned()))
+}
+
+/// Builds a TLS configuration that trusts this machine's certificate authorities, or the ones in
+/// `SSL_CERT_FILE`. The certificates are read only if TLS `is_needed`.
 fn tls(is_needed: bool) -> Result<ClientConfig, Error> {
     let mut roots = RootCertStore::empty();
     if is_needed {
@@ -108,12 +131,14 @@ fn tls(is_needed: bool) -> Result<ClientConfig, Error> {
 }
 
 fn retry_after(response: &Response) -> Option<Duration> {
-    let seconds: u64 = response.headers().get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?;
-    Some(Duration::from_secs(seconds.min(RETRY_AFTER_MAX_S)))
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = Timestamp::from_ms(i64::try_from(since_1970.as_millis()).ok()?).ok()?;
+    let after = http::retry_after(response.headers().get(RETRY_AFTER)?.to_str().ok()?, now)?;
+    Some(after.min(RETRY_AFTER_MAX))
 }
 
-/// An error with its causes, without the address that it was about.
-fn told(error: reqwest::Error) -> String {
+/// Returns the messages of the error and its causes, without the URL.
+fn error_text(error: reqwest::Error) -> String {
     let error = error.without_url();
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(&error);
@@ -129,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_that_cannot_be_called_is_refused_at_once() {
+    fn an_address_that_cannot_be_called_is_rejected_at_once() {
         for good in [
             "http://127.0.0.1:8080",
             "http://core.internal/",

@@ -1,4 +1,4 @@
-//! Asking again while an outcome is unknown.
+//! Retries while an outcome is unknown.
 
 use std::time::Duration;
 
@@ -6,20 +6,19 @@ use tokio::time::{Instant, sleep};
 
 use crate::Error;
 
-/// For how long a client repeats a call, unless [`Retries`] say otherwise.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a client retries a call, unless its [`Retries`] say otherwise.
+pub const RETRY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The first wait between two tries, unless claimgate says a longer one; it doubles from try to try.
-const WAIT_MIN: Duration = Duration::from_millis(50);
-const WAIT_MAX: Duration = Duration::from_secs(2);
+/// The first backoff, which doubles with each try. A longer `Retry-After` takes precedence.
+const BACKOFF_MIN: Duration = Duration::from_millis(50);
+const BACKOFF_MAX: Duration = Duration::from_secs(2);
 
-/// How a client repeats the calls that are safe to repeat.
+/// How a client retries calls that are safe to repeat.
 #[derive(Debug, Clone, Copy)]
 pub struct Retries {
-    /// For how long, from the first try on.
+    /// Time from the first try during which a call is retried.
     pub timeout: Duration,
-    /// Called before each repetition with the error of the last try and the number of the repetition, from 1 on; `false` ends
-    /// them.
+    /// Called before each retry with the last error and the number of the retry, from 1; `false` ends the retries.
     pub before: fn(&Error, u32) -> bool,
 }
 
@@ -27,61 +26,62 @@ impl Retries {
     /// Sends each call once.
     pub const NONE: Self = Self { timeout: Duration::ZERO, before: |_, _| false };
 
-    /// Repeats `ask` as [`until_decided`] does.
+    /// Retries `call` as [`retry_until_decided`] does.
     pub(crate) async fn until_decided<T>(
         &self,
-        mut ask: impl AsyncFnMut() -> Result<T, Error>,
+        mut call: impl AsyncFnMut() -> Result<T, Error>,
     ) -> Result<T, Error> {
         let deadline = Instant::now() + self.timeout;
-        let mut wait = WAIT_MIN;
-        let mut doubt = None;
-        let mut repetition = 0;
+        let mut backoff = BACKOFF_MIN;
+        let mut last_unknown = None;
+        let mut retry = 0;
         loop {
-            repetition += 1;
-            let error = match ask().await {
+            retry += 1;
+            let error = match call().await {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
-            let pause = error.retry_after().map(|at_least| spread(wait).max(at_least));
-            let pause = pause
-                .filter(|pause| Instant::now() + *pause <= deadline && (self.before)(&error, repetition));
+            let pause = error.retry_after().map(|at_least| with_jitter(backoff).max(at_least));
+            let pause =
+                pause.filter(|pause| Instant::now() + *pause <= deadline && (self.before)(&error, retry));
             let Some(pause) = pause else {
-                return Err(if error.tried_nothing() { doubt.unwrap_or(error) } else { error });
+                return Err(if error.was_not_processed() { last_unknown.unwrap_or(error) } else { error });
             };
-            if !error.tried_nothing() {
-                doubt = Some(error);
+            if !error.was_not_processed() {
+                last_unknown = Some(error);
             }
             sleep(pause).await;
-            wait = (wait * 2).min(WAIT_MAX);
+            backoff = (backoff * 2).min(BACKOFF_MAX);
         }
     }
 }
 
 impl Default for Retries {
     fn default() -> Self {
-        Self { timeout: PATIENCE, before: |_, _| true }
+        Self { timeout: RETRY_TIMEOUT, before: |_, _| true }
     }
 }
 
-/// Calls `ask` until its outcome is known, for `patience` at most. Repeats it after a lost answer, a 408, 429 or 5xx, not before
-/// `Retry-After` has passed. `ask` has to be safe to repeat, as a claim with its key is.
+/// Calls `call` until its outcome is known, for at most `timeout`. Retries after a lost response, a 408, 429
+/// or 5xx, not before `Retry-After`. `call` must be safe to repeat, as a claim with its key is.
 ///
 /// # Errors
-/// The error of the last try. If that try did nothing (`overloaded`, 429, 401, no connection) and an earlier one left the
-/// outcome unknown, the error of the earlier one.
-pub async fn until_decided<T>(
-    patience: Duration,
-    ask: impl AsyncFnMut() -> Result<T, Error>,
+/// The error of the last try. If that try was not processed (`overloaded`, `not_configured`, 429, 401, no connection)
+/// but an earlier try left the outcome unknown, the error of that earlier try.
+pub async fn retry_until_decided<T>(
+    timeout: Duration,
+    call: impl AsyncFnMut() -> Result<T, Error>,
 ) -> Result<T, Error> {
-    Retries { timeout: patience, ..Retries::default() }.until_decided(ask).await
+    Retries { timeout, ..Retries::default() }.until_decided(call).await
 }
 
-/// Half of `wait` to all of it: callers that failed together do not come back together.
-fn spread(wait: Duration) -> Duration {
+/// Returns a random duration between half of `backoff` and all of it, so that callers that failed together do
+/// not retry together.
+fn with_jitter(backoff: Duration) -> Duration {
     let mut byte = [u8::MAX];
-    // Without randomness they come back together, no more.
+    // Without randomness there is no jitter.
     let _ = getrandom::fill(&mut byte);
-    wait / 2 + wait / 2 * u32::from(byte[0]) / u32::from(u8::MAX)
+    backoff / 2 + backoff / 2 * u32::from(byte[0]) / u32::from(u8::MAX)
 }
 
 #[cfg(test)]
@@ -96,9 +96,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_unknown_is_asked_again_until_it_is_known() {
+    async fn an_unknown_outcome_is_retried_until_it_is_known() {
         let mut tries = 0;
-        let answer = until_decided(PATIENCE, async || {
+        let answer = retry_until_decided(RETRY_TIMEOUT, async || {
             tries += 1;
             if tries < 3 { Err(lost()) } else { Ok(tries) }
         });
@@ -106,35 +106,36 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_decided_is_not_asked_again_and_patience_ends() {
+    async fn a_decided_call_is_not_retried_and_retries_time_out() {
         let mut tries = 0;
-        let refused = until_decided(PATIENCE, async || {
+        let failed = retry_until_decided(RETRY_TIMEOUT, async || {
             tries += 1;
             Err::<(), _>(Error::Setup("no".to_owned()))
         });
-        assert!(refused.await.is_err());
+        assert!(failed.await.is_err());
         assert_eq!(tries, 1);
-        assert!(until_decided(Duration::ZERO, async || Err::<(), _>(lost())).await.is_err());
+        assert!(retry_until_decided(Duration::ZERO, async || Err::<(), _>(lost())).await.is_err());
     }
 
     #[tokio::test]
-    async fn that_nothing_was_tried_is_not_said_once_the_outcome_is_unknown() {
+    async fn an_unknown_outcome_outranks_a_later_rejection() {
         let busy = |code: &str, status| {
             let json = serde_json::json!({"code": code, "title": "T", "detail": "D"});
-            Error::Problem(Box::new(Problem::of(status, None, json).unwrap()))
+            Error::Problem(Box::new(Problem::from_json(status, None, json).unwrap()))
         };
         for (code, status) in [
             ("overloaded", StatusCode::SERVICE_UNAVAILABLE),
+            ("not_configured", StatusCode::SERVICE_UNAVAILABLE),
             ("rate_limited", StatusCode::TOO_MANY_REQUESTS),
             ("unauthenticated", StatusCode::UNAUTHORIZED),
         ] {
             let mut tries = 0;
-            let ended = until_decided(Duration::from_millis(200), async || {
+            let ended = retry_until_decided(Duration::from_millis(200), async || {
                 tries += 1;
                 Err::<(), _>(if tries == 1 { lost() } else { busy(code, status) })
             });
             assert!(matches!(ended.await, Err(Error::NoAnswer { .. })), "{code}");
-            let ended = until_decided(Duration::ZERO, async || Err::<(), _>(busy(code, status)));
+            let ended = retry_until_decided(Duration::ZERO, async || Err::<(), _>(busy(code, status)));
             assert!(matches!(ended.await, Err(Error::Problem(_))), "{code}");
         }
     }
@@ -153,10 +154,10 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_is_never_longer_than_it_should_be() {
+    fn jitter_stays_between_half_and_all_of_the_backoff() {
         for _ in 0..100 {
-            let wait = spread(WAIT_MAX);
-            assert!((WAIT_MAX / 2..=WAIT_MAX).contains(&wait), "{wait:?}");
+            let backoff = with_jitter(BACKOFF_MAX);
+            assert!((BACKOFF_MAX / 2..=BACKOFF_MAX).contains(&backoff), "{backoff:?}");
         }
     }
 }

@@ -1,13 +1,13 @@
-//! A claim: one user taking some units of a campaign, once and for ever.
+//! A claim: one user takes some units of a campaign.
 
 use std::num::NonZeroU32;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{CampaignId, ClaimId, Timestamp, UserId};
+use crate::{CampaignId, ClaimCode, ClaimId, Timestamp, UserId};
 
-/// Units asked for or taken: 1 to 2^32 - 1.
+/// Units requested or taken: 1 to 2^32 - 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[cfg_attr(feature = "openapi", schema(value_type = u32, minimum = 1))]
@@ -18,7 +18,7 @@ impl Quantity {
     /// One unit.
     pub const ONE: Self = Self(NonZeroU32::MIN);
 
-    /// The number of units.
+    /// Returns the number of units.
     pub fn get(self) -> u32 {
         self.0.get()
     }
@@ -31,28 +31,27 @@ impl TryFrom<u32> for Quantity {
     }
 }
 
-/// Where a claim stands.
+/// The status of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ClaimStatus {
-    /// Won.
+    /// Granted to the user.
     Granted,
-    /// Kept until `expires_at`, to be confirmed.
+    /// Reserved until `expires_at`, for confirmation.
     Held,
-    /// Given back.
+    /// Returned by the caller.
     Returned,
-    /// A hold that was not confirmed in time.
+    /// Held, but not confirmed in time.
     Expired,
-    /// Lost with the Redis that granted it; another may hold its units.
+    /// Lost with the Redis server that granted the claim. Another claim may have its units.
     Revoked,
 }
 
 impl ClaimStatus {
-    /// All of them.
     const ALL: [Self; 5] = [Self::Granted, Self::Held, Self::Returned, Self::Expired, Self::Revoked];
 
-    /// As in JSON and SQL.
+    /// Returns the name used in JSON and SQL.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Granted => "granted",
@@ -76,23 +75,27 @@ impl FromStr for ClaimStatus {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Claim {
-    /// Its id, the same for every retry.
+    /// The claim's id, the same for every retry.
     pub id: ClaimId,
-    /// Claimed from.
+    /// The campaign claimed from.
     pub campaign_id: CampaignId,
-    /// Claimed by.
+    /// The user who claimed.
     pub user_id: UserId,
     /// Units taken.
     pub quantity: Quantity,
-    /// Where it stands.
+    /// The current status.
     pub status: ClaimStatus,
-    /// Its place in the order of the campaign's claims, from 1.
+    /// The claim's number in the order of the campaign's claims, from 1.
     pub sequence: u64,
-    /// When it was decided.
+    /// When the claim was decided.
     pub claimed_at: Timestamp,
-    /// Until when a held claim can be confirmed.
+    /// When a held claim expires unless it is confirmed.
     pub expires_at: Option<Timestamp>,
-    /// Whether SQL holds it as it stands here; only in a look-up.
+    /// Whether SQL has the claim in its current state; only in lookups.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub persisted: Option<bool>,
+    /// The codes of a granted claim, one for each unit; only in lookups, and only if the campaign has codes.
+    /// Empty until both stores have them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub codes: Option<Vec<ClaimCode>>,
 }

@@ -1,27 +1,29 @@
-//! A claim asked for, and what is answered.
+//! Requests to claim, and their responses.
 
 use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::value::RawValue;
 
 use crate::{CampaignId, Claim, ClaimId, Code, Denial, IdempotencyKey, Problem, Quantity, UserId, Version};
 
-/// A whole number as JSON can carry it between any two programs: at most 2^53 - 1 either way (RFC 7493, 2.2).
-/// Only then is it judged as a [`Quantity`]: 0 is a number that no claim may ask for, `"1"` is not a number.
+/// A quantity before its range is checked: a whole number of at most 2^53 - 1 either way, as RFC 7493 (2.2)
+/// allows. [`Quantity`] rejects an out-of-range number such as 0 with 422; parsing rejects `"1"` with 400.
 #[derive(Debug, Clone, Copy)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[cfg_attr(feature = "openapi", schema(value_type = u32, minimum = 1, default = 1))]
+#[cfg_attr(feature = "openapi", schema(
+    description = "Units requested: 1 to 4294967295.",
+    value_type = u32,
+    minimum = 1,
+    default = 1
+))]
 pub struct RequestedQuantity(i64);
 
 impl RequestedQuantity {
-    /// What an absent member asks for.
+    /// Returns the default for an absent member.
     pub fn one() -> Self {
         Self(1)
     }
 
-    /// The units asked for, or `quantity_out_of_range`.
-    ///
-    /// # Errors
-    /// `quantity_out_of_range` for any number but 1 to 4294967295.
+    /// Checks the range: `quantity_out_of_range` for any number outside 1 to 4294967295.
     pub fn check(self) -> Result<Quantity, Problem> {
         u32::try_from(self.0).and_then(Quantity::try_from).map_err(|_| {
             let mut problem = Problem::new(Code::QuantityOutOfRange, "quantity must be from 1 to 4294967295");
@@ -36,25 +38,25 @@ impl<'de> Deserialize<'de> for RequestedQuantity {
         const INTEROPERABLE_MAX: u64 = (1 << 53) - 1;
         match i64::deserialize(deserializer)? {
             number if number.unsigned_abs() <= INTEROPERABLE_MAX => Ok(Self(number)),
-            _ => Err(de::Error::custom("must be a whole number within 2^53 - 1")),
+            _ => Err(de::Error::custom("must be a whole number of at most 2^53 - 1, positive or negative")),
         }
     }
 }
 
-/// A claim asked for: `POST /internal/v1/claims`.
+/// A request to claim: `POST /internal/v1/claims`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ClaimRequest {
-    /// What to claim from.
+    /// The campaign to claim from.
     pub campaign_id: CampaignId,
-    /// Who claims.
+    /// The user who claims.
     pub user_id: UserId,
-    /// How many units.
+    /// Units requested.
     pub quantity: Quantity,
-    /// What makes a retry the same claim.
+    /// Identifies the claim: a retry sends the same key.
     pub idempotency_key: IdempotencyKey,
 }
 
-/// [`ClaimRequest`] as it comes in.
+/// [`ClaimRequest`] as received.
 #[derive(Debug, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[cfg_attr(feature = "openapi", schema(as = ClaimRequest))]
@@ -68,41 +70,63 @@ pub struct ClaimFields {
     idempotency_key: IdempotencyKey,
 }
 
-impl ClaimRequest {
-    /// Reads a request body; `invalid_request` names the field that is wrong.
+/// A request to claim at the edge, for the token's user: `POST /v1/campaigns/{id}/claims`.
+#[derive(Debug, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "openapi", schema(as = OwnClaimRequest))]
+#[serde(deny_unknown_fields)]
+pub struct OwnClaimFields {
+    #[serde(default = "RequestedQuantity::one")]
+    #[cfg_attr(feature = "openapi", schema(required = false))]
+    quantity: RequestedQuantity,
+}
+
+impl OwnClaimFields {
+    /// Parses a request body and returns the units it requests: `{}` requests 1.
     ///
     /// # Errors
-    /// `invalid_request`, with the field that is wrong; `quantity_out_of_range`.
+    /// `invalid_request`, naming the invalid field; `quantity_out_of_range`.
+    pub fn parse(body: &[u8]) -> Result<Quantity, Problem> {
+        let Self { quantity } = crate::problem::parse_json(body)?;
+        quantity.check()
+    }
+}
+
+impl ClaimRequest {
+    /// Parses a request body.
+    ///
+    /// # Errors
+    /// `invalid_request`, naming the invalid field; `quantity_out_of_range`.
     pub fn parse(body: &[u8]) -> Result<Self, Problem> {
         let ClaimFields { campaign_id, user_id, quantity, idempotency_key } =
             crate::problem::parse_json(body)?;
         Ok(Self { campaign_id, user_id, quantity: quantity.check()?, idempotency_key })
     }
 
-    /// The claim that this request and all its retries are.
+    /// Returns the id of the claim, which this request and all its retries share.
     pub fn claim_id(&self) -> ClaimId {
         ClaimId::derive(self.campaign_id.clone(), self.user_id.clone(), &self.idempotency_key)
     }
 }
 
-/// The most claims in one batch.
+/// Maximum number of claims in one batch.
 pub const BATCH_MAX: usize = 256;
 
-/// Claims asked for together: `POST /internal/v1/claims/batch`.
+/// A request for several claims: `POST /internal/v1/claims/batch`.
 #[derive(Debug, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ClaimBatch {
-    /// 1 to 256 claims, each read for itself.
+    /// 1 to 256 claims, each parsed separately.
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<ClaimFields>, min_items = 1, max_items = 256))]
     claims: Vec<Box<RawValue>>,
 }
 
 impl ClaimBatch {
-    /// Reads a request body: its claims in their order, with a problem in the place of one that is malformed.
+    /// Parses a request body. Returns its claims in order, with a problem instead of each malformed claim.
     ///
     /// # Errors
-    /// `invalid_request` when it is no list of 1 to 256 elements.
+    /// `invalid_request` unless `claims` is a list of 1 to 256 elements.
     pub fn parse(body: &[u8]) -> Result<Vec<Result<ClaimRequest, Problem>>, Problem> {
         let Self { claims } = crate::problem::parse_json(body)?;
         if claims.is_empty() || claims.len() > BATCH_MAX {
@@ -112,58 +136,58 @@ impl ClaimBatch {
     }
 }
 
-/// Which try of a claim a request is, as its caller vouches for it.
+/// Whether a request is a claim's first try, as stated by the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attempt {
-    /// The first: the claim has never been sent before, so it cannot have been granted.
+    /// The first try: the claim was never sent before, so it cannot have been granted.
     First,
-    /// It may be a retry, and its user a winner. Only Redis can tell.
+    /// Possibly a retry of a claim that was granted. Only Redis can tell.
     Unknown,
 }
 
 impl Attempt {
     /// The request header that marks a first try.
     pub const HEADER: &str = "claimgate-attempt";
-    /// That header's value on a first try.
+    /// The header's value on a first try.
     pub const FIRST: &str = "1";
 
-    /// As the header's one value says it; every other one, or none, says nothing.
-    pub fn of_header(value: Option<&str>) -> Self {
+    /// Returns `First` if the header is exactly `1`, otherwise `Unknown`.
+    pub fn from_header(value: Option<&str>) -> Self {
         if value == Some(Self::FIRST) { Self::First } else { Self::Unknown }
     }
 }
 
-/// The answer to a claim that stands.
+/// The response to a claim that was granted or held, now or earlier.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ClaimReply {
     /// The claim.
     pub claim: Claim,
-    /// Units left of `total`; `null` when that is unlimited.
+    /// Units left of `total`; `null` if the total is unlimited.
     pub remaining: Option<u32>,
-    /// The campaign's version by which it was decided.
+    /// The version of the campaign's rules at the decision.
     #[cfg_attr(feature = "openapi", schema(value_type = u64))]
     pub version: Version,
 }
 
-/// The answer to a claim's look-up.
+/// The response to a claim lookup.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ClaimLookup {
-    /// The claim, with `persisted`.
+    /// The claim, including `persisted`.
     pub claim: Claim,
 }
 
-/// What was decided.
+/// The decision on a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// Won now.
+    /// Granted now.
     Granted(Claim),
-    /// Held now, to be confirmed.
+    /// Held now, for confirmation.
     Held(Claim),
-    /// The same claim asked for again, as it stands.
+    /// Decided earlier under the same key; the claim in its current state.
     Replayed(Claim),
-    /// Refused by a rule; nothing changed.
+    /// Denied by a rule; nothing changed.
     Denied(Denial),
 }
 
@@ -182,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn quantities_out_of_range_are_told_from_what_is_no_quantity() {
+    fn out_of_range_quantities_are_422_and_malformed_ones_400() {
         let field = || Some("quantity".to_owned());
         for good in ["1", "4294967295"] {
             assert_eq!(parse(good), Ok(good.parse().unwrap()));
@@ -199,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_is_a_list_of_claims_each_read_for_itself() {
+    fn each_claim_of_a_batch_is_parsed_separately() {
         let good = r#"{"campaign_id":"demo","user_id":"a","idempotency_key":"k"}"#;
         let body = format!(r#"{{"claims":[{good},{{"user_id":1}},7,{good}]}}"#);
         let claims = ClaimBatch::parse(body.as_bytes()).unwrap();
@@ -213,9 +237,9 @@ mod tests {
             (many(257), "claims"),
             (r#"{"claims":{}}"#.to_owned(), "claims"),
             (format!(r#"{{"claims":[{good}],"more":1}}"#), "more"),
-            ("{}".to_owned(), "body"),
+            ("{}".to_owned(), "claims"),
             ("[]".to_owned(), "body"),
-            (r#"{"claims":[{]}"#.to_owned(), "claims[0]"),
+            (r#"{"claims":[{]}"#.to_owned(), "body"),
         ] {
             let problem = ClaimBatch::parse(body.as_bytes()).unwrap_err();
             assert_eq!(problem.code, Code::InvalidRequest, "{body}");
@@ -224,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_that_are_not_the_object_are_refused() {
+    fn bodies_other_than_the_expected_object_are_rejected() {
         let deep = "[".repeat(1000);
         for body in [
             "",
@@ -249,10 +273,49 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_claims_body_may_only_contain_the_quantity() {
+        let parse = |body: &str| {
+            let parsed = OwnClaimFields::parse(body.as_bytes());
+            parsed.map(Quantity::get).map_err(|problem| problem.code.status())
+        };
+        assert_eq!(parse("{}"), Ok(1));
+        assert_eq!(parse(r#" {"quantity":2} "#), Ok(2));
+        for range in ["0", "-1", "4294967296"] {
+            assert_eq!(parse(&format!("{{\"quantity\":{range}}}")), Err(422), "{range}");
+        }
+        let deep = "[".repeat(1_000);
+        for body in [
+            "",
+            "{",
+            "[]",
+            "[2]",
+            "null",
+            "\u{feff}{}",
+            deep.as_str(),
+            r#"{"quantity":1,"quantity":1}"#,
+            r#"{"quantity":null}"#,
+            r#"{"quantity":"1"}"#,
+            r#"{"quantity":1.0}"#,
+            r#"{"user_id":"mallory"}"#,
+        ] {
+            assert_eq!(parse(body), Err(400), "{body}");
+        }
+        let refused = OwnClaimFields::parse(br#"{"quantity":"1"}"#).unwrap_err();
+        assert_eq!(refused.extensions.field.as_deref(), Some("quantity"));
+    }
+
     proptest! {
         #[test]
-        fn no_body_makes_the_parser_panic(body in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn parsing_a_body_never_panics(body in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = ClaimRequest::parse(&body);
+            let _ = OwnClaimFields::parse(&body);
+        }
+
+        #[test]
+        fn every_quantity_in_range_is_parsed(quantity in 1..=u32::MAX) {
+            let body = format!("{{\"quantity\":{quantity}}}");
+            prop_assert_eq!(OwnClaimFields::parse(body.as_bytes()).map(Quantity::get), Ok(quantity));
         }
     }
 }

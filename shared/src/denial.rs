@@ -1,46 +1,52 @@
-//! A denial: a claim that a rule refuses. Data, not an error; it changes nothing.
+//! Denials: claims that a rule denies. A denial is data, not an error, and changes nothing.
 
 use crate::problem::{Extensions, Limit};
 use crate::{Code, Problem, Timestamp, Version};
 
-/// Units come back, and a pause ends, at any time; asking sooner could meet what the edge remembers.
-const CHANGE_S: u32 = 2;
+/// `Retry-After` for denials that may change at any time (paused, sold out). An earlier retry could be
+/// answered from the edge's cache.
+const CHANGE_RETRY_S: u32 = 2;
 
-/// The first rule that refuses, and what the caller can do with it.
+/// The first rule that denies the claim, with the details for the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Denial {
-    /// The key was used for another quantity.
+    /// The key was already used with a different quantity.
     IdempotencyKeyReused,
     /// Paused by an admin.
     Paused,
-    /// Past the window, or ended by an admin (then without a time).
+    /// After the window, or ended by an admin (then without a time).
     Ended {
         /// When the window closed.
         ends_at: Option<Timestamp>,
     },
     /// Before the window.
     NotStarted {
-        /// When it opens.
+        /// When the campaign opens.
         starts_at: Timestamp,
     },
-    /// More than `per_claim` at once.
+    /// Without a pass, while the campaign requires one.
+    PassRequired {
+        /// When the campaign opens for all; `None` if it never does.
+        until: Option<Timestamp>,
+    },
+    /// More than `per_claim` units in one claim.
     QuantityOutOfRange {
-        /// The most that one claim may take.
+        /// Maximum units in one claim.
         per_claim: u32,
     },
-    /// More than the user may take today.
+    /// More units than the user may take today.
     UserDailyLimitReached {
         /// Units the user may still take today.
         remaining: u32,
         /// When the next day begins in the campaign's time zone.
         resets_at: Timestamp,
     },
-    /// More than the user may take at all.
+    /// More units than the user may take in the whole campaign.
     UserLimitReached {
         /// Units the user may still take.
         remaining: u32,
     },
-    /// More than is left.
+    /// More units than are left.
     SoldOut {
         /// Units left for all users.
         remaining: u32,
@@ -48,13 +54,14 @@ pub enum Denial {
 }
 
 impl Denial {
-    /// The code callers switch on.
+    /// Returns the problem code.
     pub fn code(self) -> Code {
         match self {
             Self::IdempotencyKeyReused => Code::IdempotencyKeyReused,
             Self::Paused => Code::Paused,
             Self::Ended { .. } => Code::Ended,
             Self::NotStarted { .. } => Code::NotStarted,
+            Self::PassRequired { .. } => Code::PassRequired,
             Self::QuantityOutOfRange { .. } => Code::QuantityOutOfRange,
             Self::UserDailyLimitReached { .. } => Code::UserDailyLimitReached,
             Self::UserLimitReached { .. } => Code::UserLimitReached,
@@ -62,16 +69,17 @@ impl Denial {
         }
     }
 
-    /// Seconds from `now` on after which the answer may be another one.
+    /// Returns the seconds from `now` after which a retry may succeed.
     fn retry_after_s(self, now: Timestamp) -> Option<u32> {
-        let until = |at: Timestamp| {
+        let seconds_until = |at: Timestamp| {
             let wait_ms = at.as_ms().saturating_sub(now.as_ms()).max(1);
             u32::try_from((wait_ms + 999) / 1000).unwrap_or(u32::MAX)
         };
         match self {
-            Self::NotStarted { starts_at } => Some(until(starts_at)),
-            Self::UserDailyLimitReached { resets_at, .. } => Some(until(resets_at)),
-            Self::Paused | Self::SoldOut { .. } => Some(CHANGE_S),
+            Self::NotStarted { starts_at } => Some(seconds_until(starts_at)),
+            Self::PassRequired { until } => until.map(seconds_until),
+            Self::UserDailyLimitReached { resets_at, .. } => Some(seconds_until(resets_at)),
+            Self::Paused | Self::SoldOut { .. } => Some(CHANGE_RETRY_S),
             Self::IdempotencyKeyReused
             | Self::Ended { .. }
             | Self::QuantityOutOfRange { .. }
@@ -79,11 +87,13 @@ impl Denial {
         }
     }
 
-    /// As callers see it at `now`, under the campaign's `version`.
+    /// Returns the problem to send to the caller at `now`, decided under the campaign's `version`.
     pub fn problem(self, version: Version, now: Timestamp) -> Problem {
         let mut extensions = Extensions { version: Some(version), ..Extensions::default() };
         let detail = match self {
-            Self::IdempotencyKeyReused => "this idempotency key was used for another quantity".to_owned(),
+            Self::IdempotencyKeyReused => {
+                "this idempotency key was already used with a different quantity; use a new key".to_owned()
+            }
             Self::Paused => "the campaign is paused".to_owned(),
             Self::Ended { ends_at } => {
                 extensions.ends_at = ends_at;
@@ -93,15 +103,22 @@ impl Denial {
                 extensions.starts_at = Some(starts_at);
                 format!("the campaign opens at {starts_at}")
             }
+            Self::PassRequired { until } => {
+                extensions.until = until;
+                match until {
+                    Some(until) => format!("claims need a pass until {until}"),
+                    None => "claims need a pass".to_owned(),
+                }
+            }
             Self::QuantityOutOfRange { per_claim } => {
                 extensions.field = Some("quantity".to_owned());
-                format!("one claim may take at most {per_claim}")
+                format!("quantity must be at most {per_claim}, the campaign's limit per claim")
             }
             Self::UserDailyLimitReached { remaining, resets_at } => {
                 extensions.limit = Some(Limit::PerUserPerDay);
                 extensions.remaining = Some(remaining);
                 extensions.resets_at = Some(resets_at);
-                format!("this user may take {remaining} more today; the day ends at {resets_at}")
+                format!("this user may take {remaining} more today; the daily limit resets at {resets_at}")
             }
             Self::UserLimitReached { remaining } => {
                 extensions.limit = Some(Limit::PerUser);
@@ -111,7 +128,7 @@ impl Denial {
             Self::SoldOut { remaining } => {
                 extensions.limit = Some(Limit::Total);
                 extensions.remaining = Some(remaining);
-                format!("{remaining} left in this campaign")
+                format!("{remaining} units left in this campaign")
             }
         };
         Problem { extensions, retry_after_s: self.retry_after_s(now), ..Problem::new(self.code(), detail) }
@@ -123,12 +140,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_denial_says_when_to_ask_again() {
+    fn a_denial_says_when_to_retry() {
         let at = |ms| Timestamp::from_ms(ms).unwrap();
         for (denial, seconds) in [
             (Denial::NotStarted { starts_at: at(10_001) }, Some(6)),
             (Denial::NotStarted { starts_at: at(10_000) }, Some(5)),
             (Denial::NotStarted { starts_at: at(4_000) }, Some(1)),
+            (Denial::PassRequired { until: Some(at(7_500)) }, Some(3)),
+            (Denial::PassRequired { until: None }, None),
             (Denial::UserDailyLimitReached { remaining: 0, resets_at: at(65_000) }, Some(60)),
             (Denial::SoldOut { remaining: 0 }, Some(2)),
             (Denial::Paused, Some(2)),

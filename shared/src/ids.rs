@@ -1,4 +1,4 @@
-//! Ids: `[A-Za-z0-9_-]{1,64}`, and the claim id that leads back to its campaign and user.
+//! Ids: `[A-Za-z0-9_-]{1,64}`, and the claim id, which contains the campaign's and the user's id.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,13 +8,13 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use sha2::{Digest as _, Sha256};
 
-/// The longest id, in characters.
+/// Maximum length of an id, in characters.
 pub const ID_CHARS_MAX: usize = 64;
 
-/// Why a text is not an id.
+/// Why a text is not a valid id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum IdError {
-    /// Not 1 to 64 characters of the alphabet.
+    /// Not 1 to 64 of the allowed characters.
     #[error("must be 1 to 64 characters of A-Z, a-z, 0-9, '_' and '-'")]
     Shape,
     /// Not `campaign.user.digest`.
@@ -22,22 +22,22 @@ pub enum IdError {
     Claim,
 }
 
-/// Whether a byte is one of `A-Z a-z 0-9 _ -`.
-const IS_OF_AN_ID: [bool; 256] = {
-    let mut is_of_an_id = [false; 256];
+/// For each byte, whether it is one of `A-Z a-z 0-9 _ -`.
+const IS_ID_BYTE: [bool; 256] = {
+    let mut is_id_byte = [false; 256];
     let mut byte = 0_u8;
     while byte < 128 {
-        is_of_an_id[byte as usize] = byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
+        is_id_byte[byte as usize] = byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
         byte += 1;
     }
-    is_of_an_id
+    is_id_byte
 };
 
-/// True for 1 to 64 characters of `A-Z a-z 0-9 _ -`. By a table and without branches: each claim has three ids, which core
-/// checks when it comes in and again when it is relayed.
+/// Returns whether `text` is 1 to 64 characters of `A-Z a-z 0-9 _ -`. Uses a table and no branches: core
+/// checks the three ids of each claim on arrival and again in the relay.
 fn is_id(text: &str) -> bool {
     (1..=ID_CHARS_MAX).contains(&text.len())
-        && text.bytes().fold(true, |is_id, byte| is_id & IS_OF_AN_ID[usize::from(byte)])
+        && text.bytes().fold(true, |is_id, byte| is_id & IS_ID_BYTE[usize::from(byte)])
 }
 
 macro_rules! id_type {
@@ -50,7 +50,7 @@ macro_rules! id_type {
         pub struct $name(String);
 
         impl $name {
-            /// The id as text.
+            /// Returns the id as text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -85,25 +85,25 @@ macro_rules! id_type {
 }
 
 id_type! {
-    /// One giveaway.
+    /// The id of a campaign.
     CampaignId
 }
 id_type! {
-    /// Who claims: the `sub` of the user's token.
+    /// The user who claims: the `sub` of the user's token.
     UserId
 }
 id_type! {
-    /// What makes a claim and its retries one: chosen by the caller, unique for a user within a campaign.
+    /// Identifies a claim across retries: chosen by the caller, unique for a user within a campaign.
     IdempotencyKey
 }
 
-/// The first 16 bytes of SHA-256 over the length-prefixed campaign, user and key.
+/// The first 16 bytes of the SHA-256 of the length-prefixed campaign, user and key.
 pub type ClaimDigest = [u8; 16];
 
-/// A digest in base64url without padding.
+/// Length of a digest in base64url without padding.
 const DIGEST_CHARACTERS: usize = 22;
 
-/// The digest of what this user claimed from this campaign under `key`.
+/// Returns the digest of `user`'s claim from `campaign` under `key`.
 pub fn claim_digest(campaign: &CampaignId, user: &UserId, key: &str) -> ClaimDigest {
     let mut hash = Sha256::new();
     for field in [campaign.as_str(), user.as_str(), key] {
@@ -114,15 +114,16 @@ pub fn claim_digest(campaign: &CampaignId, user: &UserId, key: &str) -> ClaimDig
     digest
 }
 
-/// A digest's 22 characters, as they end a claim's id.
+/// Returns the digest as the 22 characters at the end of a claim id.
 pub fn digest_text(digest: &ClaimDigest) -> String {
     URL_SAFE_NO_PAD.encode(digest)
 }
 
-/// The digest of these 22 characters.
+/// Parses the 22 characters of a digest.
 ///
 /// # Errors
-/// [`IdError::Claim`] for any other text. Strict base64: stray bits would give the same claim a second name.
+/// [`IdError::Claim`] for any other text. Base64 is decoded strictly: stray bits would give a claim a second
+/// id.
 pub fn parse_digest(text: &str) -> Result<ClaimDigest, IdError> {
     let mut digest = ClaimDigest::default();
     match URL_SAFE_NO_PAD.decode_slice(text, &mut digest) {
@@ -131,25 +132,25 @@ pub fn parse_digest(text: &str) -> Result<ClaimDigest, IdError> {
     }
 }
 
-/// `{campaign_id}.{user_id}.{22 characters}`: identifies one claim for ever.
+/// `{campaign_id}.{user_id}.{22 characters}`: the permanent id of a claim.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ClaimId {
     /// The campaign claimed from.
     pub campaign: CampaignId,
     /// The user who claimed.
     pub user: UserId,
-    /// What tells this user's claims apart.
+    /// Distinguishes the user's claims from this campaign.
     pub digest: ClaimDigest,
 }
 
 impl ClaimId {
-    /// The id that this user's `key` leads to, the same on every core and at every time.
+    /// Derives the id from campaign, user and key. The result is the same on every core at any time.
     pub fn derive(campaign: CampaignId, user: UserId, key: &IdempotencyKey) -> Self {
         let digest = claim_digest(&campaign, &user, key.as_str());
         Self { campaign, user, digest }
     }
 
-    /// As one text. Not by `write!`, whose machinery costs more than the text: every answer to a claim has it.
+    /// Returns the id as text. Avoids `write!`, which is slow: every response to a claim contains the id.
     fn text(&self) -> String {
         let (campaign, user) = (self.campaign.as_str(), self.user.as_str());
         let mut text = String::with_capacity(campaign.len() + user.len() + 2 + DIGEST_CHARACTERS);
@@ -170,7 +171,9 @@ mod schema {
 
     impl utoipa::PartialSchema for super::ClaimId {
         fn schema() -> RefOr<Schema> {
-            let text = ObjectBuilder::new().schema_type(Type::String);
+            // 16 bytes fill 21 characters and two bits of the last one.
+            let pattern = r"^[A-Za-z0-9_-]{1,64}\.[A-Za-z0-9_-]{1,64}\.[A-Za-z0-9_-]{21}[AQgw]$";
+            let text = ObjectBuilder::new().schema_type(Type::String).pattern(Some(pattern));
             text.examples(["demo.alice.7qS1suZRPTSNsAtig2V7tg"]).build().into()
         }
     }
@@ -218,19 +221,19 @@ mod tests {
     }
 
     #[test]
-    fn the_claim_id_is_pinned() {
+    fn claim_ids_never_change() {
         // printf '\0\0\0\4demo\0\0\0\5alice\0\0\0\2k1' | sha256sum
         assert_eq!(claim_id("demo", "alice", "k1").to_string(), "demo.alice.7qS1suZRPTSNsAtig2V7tg");
     }
 
     #[test]
-    fn neighbours_do_not_share_an_id() {
+    fn fields_split_differently_give_different_digests() {
         assert_ne!(claim_id("ab", "c", "d").digest, claim_id("a", "bc", "d").digest);
         assert_ne!(claim_id("a", "bc", "d").digest, claim_id("a", "b", "cd").digest);
     }
 
     #[test]
-    fn a_tail_with_stray_bits_is_no_claim_id() {
+    fn a_digest_with_stray_bits_is_rejected() {
         let id = claim_id("demo", "alice", "k1").to_string();
         let twisted = format!("{}x", &id[..id.len() - 1]);
         assert_eq!(twisted.parse::<ClaimId>(), Err(IdError::Claim));
@@ -240,25 +243,25 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ids_of_the_alphabet_parse_and_print_the_same(text in "[A-Za-z0-9_-]{1,64}") {
+        fn valid_ids_round_trip(text in "[A-Za-z0-9_-]{1,64}") {
             prop_assert_eq!(text.parse::<UserId>().unwrap().to_string(), text);
         }
 
         #[test]
-        fn anything_else_is_refused(text in any::<String>()) {
+        fn ids_contain_only_allowed_characters(text in any::<String>()) {
             let allowed = !text.is_empty() && text.chars().count() <= ID_CHARS_MAX
                 && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
             prop_assert_eq!(text.parse::<UserId>().is_ok(), allowed);
         }
 
         #[test]
-        fn claim_ids_read_back(c in "[A-Za-z0-9_-]{1,64}", u in "[A-Za-z0-9_-]{1,64}", k in "[A-Za-z0-9_-]{1,64}") {
+        fn claim_ids_round_trip(c in "[A-Za-z0-9_-]{1,64}", u in "[A-Za-z0-9_-]{1,64}", k in "[A-Za-z0-9_-]{1,64}") {
             let id = claim_id(&c, &u, &k);
             prop_assert_eq!(id.to_string().parse::<ClaimId>().unwrap(), id);
         }
 
         #[test]
-        fn no_text_makes_the_claim_id_parser_panic(text in any::<String>()) {
+        fn parsing_a_claim_id_never_panics(text in any::<String>()) {
             let _ = text.parse::<ClaimId>();
         }
     }

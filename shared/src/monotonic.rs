@@ -1,6 +1,6 @@
-//! Numbers that only rise, each a type of its own: none is taken for another.
+//! Numbers that only increase. Each kind has its own type, so that they cannot be mixed up.
 
-/// Declares such numbers.
+/// Declares types for numbers that only increase.
 #[macro_export]
 macro_rules! monotonic {
     ($($(#[$about:meta])* $name:ident;)+) => {$(
@@ -9,17 +9,17 @@ macro_rules! monotonic {
         pub struct $name(u64);
 
         impl $name {
-            /// The one of this number.
+            /// Wraps `number`.
             pub const fn new(number: u64) -> Self {
                 Self(number)
             }
 
-            /// Its number.
+            /// Returns the number.
             pub const fn get(self) -> u64 {
                 self.0
             }
 
-            /// The one after it.
+            /// Returns the next number.
             #[must_use]
             pub const fn next(self) -> Self {
                 Self(self.0 + 1)

@@ -1,4 +1,4 @@
-//! What goes wrong, as `application/problem+json` (RFC 9457).
+//! Errors as `application/problem+json` (RFC 9457).
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -14,28 +14,27 @@ pub const PROBLEM_JSON: &str = "application/problem+json";
 
 macro_rules! codes {
     ($($code:ident = $snake:literal, $status:literal, $title:literal;)*) => {
-        /// What went wrong, for programs to switch on.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-        #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+        /// The kind of problem, for programs to switch on.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         pub enum Code {
             $(#[doc = $title] #[serde(rename = $snake)] $code,)*
         }
 
         impl Code {
-            /// Every code there is.
+            /// All codes.
             pub const ALL: &[Self] = &[$(Self::$code),*];
 
-            /// As in JSON.
+            /// Returns the name used in JSON.
             pub fn as_str(self) -> &'static str {
                 match self { $(Self::$code => $snake,)* }
             }
 
-            /// The HTTP status that goes with it.
+            /// Returns the code's HTTP status.
             pub fn status(self) -> u16 {
                 match self { $(Self::$code => $status,)* }
             }
 
-            /// In words, the same for every occurrence.
+            /// Returns the title, the same for every occurrence.
             pub fn title(self) -> &'static str {
                 match self { $(Self::$code => $title,)* }
             }
@@ -47,6 +46,8 @@ codes! {
     NotStarted = "not_started", 403, "Not started";
     Ended = "ended", 403, "Ended";
     Paused = "paused", 403, "Paused";
+    PassRequired = "pass_required", 403, "Pass required";
+    ChallengeFailed = "challenge_failed", 403, "Challenge not solved";
     SoldOut = "sold_out", 409, "Sold out";
     UserLimitReached = "user_limit_reached", 409, "User limit reached";
     UserDailyLimitReached = "user_daily_limit_reached", 409, "Daily limit reached";
@@ -58,6 +59,7 @@ codes! {
     CampaignEnded = "campaign_ended", 409, "Campaign ended";
     CampaignOpen = "campaign_open", 409, "Campaign open";
     ImportUnfinished = "import_unfinished", 409, "Import unfinished";
+    CodesMissing = "codes_missing", 409, "Codes missing";
     RateLimited = "rate_limited", 429, "Too many requests";
     Unauthenticated = "unauthenticated", 401, "Not authenticated";
     Forbidden = "forbidden", 403, "Not allowed";
@@ -76,45 +78,62 @@ codes! {
     CampaignNotReady = "campaign_not_ready", 503, "Campaign not ready";
     Overloaded = "overloaded", 503, "Overloaded";
     Unavailable = "unavailable", 503, "Unavailable";
+    NotConfigured = "not_configured", 503, "Not configured";
+    UserIdsDiffer = "user_ids_differ", 503, "User ids differ";
 }
 
+// Written by hand: utoipa's derive does not see names that a macro generates.
+#[cfg(feature = "openapi")]
+impl utoipa::PartialSchema for Code {
+    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::schema::Schema> {
+        let text = utoipa::openapi::ObjectBuilder::new().schema_type(utoipa::openapi::Type::String);
+        let text = text.description(Some(
+            "The kind of problem, for programs to switch on. Later versions may add codes.",
+        ));
+        text.enum_values(Some(Self::ALL.iter().map(|code| code.as_str()))).build().into()
+    }
+}
+
+#[cfg(feature = "openapi")]
+impl utoipa::ToSchema for Code {}
+
 impl Code {
-    /// The problem type's URI reference: `/problems/sold-out`.
+    /// Returns the problem type's URI reference, such as `/problems/sold-out`.
     pub fn type_uri(self) -> String {
         format!("/problems/{}", self.as_str().replace('_', "-"))
     }
 
-    /// Seconds after which asking again makes sense, where that is the same for every occurrence.
+    /// Returns the code's `Retry-After` in seconds, if it is the same for every occurrence.
     fn retry_after_s(self) -> Option<u32> {
         matches!(self, Self::RateLimited | Self::CampaignNotReady | Self::Overloaded | Self::Unavailable)
             .then_some(1)
     }
 }
 
-/// Which limit refused.
+/// The limit that denied a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Limit {
-    /// All users together.
+    /// The limit for all users together.
     Total,
-    /// One user.
+    /// The limit for one user.
     PerUser,
-    /// One user on one day.
+    /// The limit for one user per day.
     PerUserPerDay,
 }
 
-/// The extra members; which ones go with which code is in the contract.
+/// The extension members. The API documentation lists the members of each code.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Extensions {
-    /// The limit that refused.
+    /// The limit that denied the claim.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<Limit>,
-    /// What that limit still allows this caller, in units.
+    /// Units that the limit still allows the user.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remaining: Option<u32>,
-    /// When the daily limit is reset.
+    /// When the daily limit resets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resets_at: Option<Timestamp>,
     /// When the campaign opens.
@@ -123,38 +142,41 @@ pub struct Extensions {
     /// When the campaign closed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ends_at: Option<Timestamp>,
-    /// The campaign's version by which it was decided.
+    /// Until when claims need a pass.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub until: Option<Timestamp>,
+    /// The version of the campaign's rules at the decision.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<u64>))]
     pub version: Option<Version>,
-    /// The field of the request that is wrong.
+    /// The invalid field of the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub field: Option<String>,
-    /// The claim that stands in the way.
+    /// The claim that conflicts with the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claim: Option<Box<Claim>>,
 }
 
-/// A problem as callers see it. `instance` is the request's id, set where the answer leaves.
+/// A problem as callers see it. `instance` is filled in when the response is sent.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Problem {
-    /// What went wrong.
+    /// The kind of problem.
     pub code: Code,
-    /// This occurrence, in words.
+    /// A description of this occurrence.
     pub detail: String,
-    /// The request's id, to find it in the logs.
+    /// The request id, as in the logs.
     #[serde(default)]
     pub instance: String,
-    /// Seconds after which asking again makes sense: the answer's `Retry-After`, no member of its JSON.
+    /// The response's `Retry-After` in seconds. Not part of the JSON.
     #[serde(skip)]
     pub retry_after_s: Option<u32>,
-    /// What else the code says.
+    /// The code's extension members.
     #[serde(flatten)]
     pub extensions: Extensions,
 }
 
 impl Problem {
-    /// A problem with no extra members yet.
+    /// Creates a problem without extension members.
     pub fn new(code: Code, detail: impl Into<String>) -> Self {
         Self {
             code,
@@ -165,7 +187,7 @@ impl Problem {
         }
     }
 
-    /// `invalid_request`, naming the field.
+    /// Creates an `invalid_request` problem that names the field.
     pub fn invalid(field: impl Into<String>, why: impl std::fmt::Display) -> Self {
         let field = field.into();
         let mut problem = Self::new(Code::InvalidRequest, format!("{field}: {why}"));
@@ -173,23 +195,29 @@ impl Problem {
         problem
     }
 
-    /// The same problem with the request's id.
+    /// Returns the problem with the request id set.
     #[must_use]
-    pub fn of_request(self, request_id: &str) -> Self {
+    pub fn with_request_id(self, request_id: &str) -> Self {
         Self { instance: request_id.to_owned(), ..self }
     }
 }
 
-/// [`Problem`] as it goes out.
+/// [`Problem`] as sent.
 #[derive(Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[cfg_attr(feature = "openapi", schema(as = Problem))]
+#[cfg_attr(feature = "openapi", schema(as = Problem, description = "A problem (RFC 9457)."))]
 pub struct ProblemFields<'a> {
+    /// `/problems/` followed by the code with dashes.
     r#type: String,
+    /// A short title, the same for every occurrence of the code.
     title: &'a str,
+    /// The HTTP status.
+    #[cfg_attr(feature = "openapi", schema(minimum = 400, maximum = 599))]
     status: u16,
+    /// A description of this occurrence.
     detail: &'a str,
     code: Code,
+    /// The request id, as in the logs.
     instance: &'a str,
     #[serde(flatten)]
     extensions: &'a Extensions,
@@ -224,11 +252,11 @@ impl utoipa::ToSchema for Problem {
     }
 }
 
-/// Reads an object, and nothing else: serde's derived structs would also take an array of their members' values.
-/// For `#[serde(deserialize_with)]` on a nested object; [`parse_json`] sees to the outermost.
+/// Deserializes only objects. Structs derived by serde also accept an array of their members' values.
+/// For `#[serde(deserialize_with)]` on nested objects; [`parse_json`] checks the outermost one.
 ///
 /// # Errors
-/// The deserializer's own, for anything but an object with the members of a `T`.
+/// The deserializer's error, unless the input is an object with the members of `T`.
 pub fn object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
     struct Extensions<T>(PhantomData<T>);
     impl<'de, T: Deserialize<'de>> Visitor<'de> for Extensions<T> {
@@ -243,25 +271,45 @@ pub fn object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -
     deserializer.deserialize_map(Extensions(PhantomData))
 }
 
-/// Reads a request body that is one JSON object; a problem names the field that is wrong, or `body`.
+/// Parses a request body that is one JSON object.
 ///
 /// # Errors
-/// `invalid_request`, with that field.
+/// `invalid_request`. Its field is the path of the invalid or missing member, or `body` if the body is not a
+/// JSON object.
 pub fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
     #[derive(Deserialize)]
     #[serde(transparent, bound = "T: DeserializeOwned")]
     struct Body<T>(#[serde(deserialize_with = "object")] T);
 
     serde_json::from_slice::<Body<T>>(body).map(|body| body.0).map_err(|plain| {
-        // Only an invalid body pays for finding out where it is wrong.
+        if plain.is_syntax() || plain.is_eof() {
+            return Problem::invalid("body", format_args!("is not JSON: {plain}"));
+        }
+        // Parse a second time to find the path of the error. Only invalid bodies have this cost.
         let mut reader = serde_json::Deserializer::from_slice(body);
         match serde_path_to_error::deserialize::<_, Body<T>>(&mut reader) {
             Err(error) if error.path().iter().next().is_some() => {
-                Problem::invalid(error.path().to_string(), error.inner())
+                wrong_member(Some(error.path().to_string()), error.inner())
             }
-            _ => Problem::invalid("body", plain),
+            _ => wrong_member(None, &plain),
         }
     })
+}
+
+/// Returns the problem for the member at `path`, or for the whole body. Serde names a missing member only in
+/// its message.
+fn wrong_member(path: Option<String>, error: &serde_json::Error) -> Problem {
+    let text = error.to_string();
+    // The path already locates the member.
+    let position = format!(" at line {} column {}", error.line(), error.column());
+    let why = text.strip_suffix(&position).unwrap_or(&text);
+    match why.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
+        Some(member) => {
+            let member = path.map_or_else(|| member.to_owned(), |path| format!("{path}.{member}"));
+            Problem::invalid(member, "is missing")
+        }
+        None => Problem::invalid(path.unwrap_or_else(|| "body".to_owned()), why),
+    }
 }
 
 #[cfg(test)]
@@ -269,8 +317,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_problem_is_written_as_the_contract_says() {
-        let mut problem = Problem::new(Code::SoldOut, "0 left in this campaign").of_request("r-1");
+    fn a_problem_is_serialized_as_documented() {
+        let mut problem = Problem::new(Code::SoldOut, "0 left in this campaign").with_request_id("r-1");
         problem.extensions.limit = Some(Limit::Total);
         problem.extensions.remaining = Some(0);
         assert_eq!(
@@ -282,7 +330,40 @@ mod tests {
     }
 
     #[test]
-    fn every_code_is_an_error_status_and_reads_back() {
+    fn an_invalid_or_missing_member_is_named() {
+        #[derive(Debug, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        #[allow(dead_code)] // only the errors are checked
+        struct Outer {
+            units: u32,
+            inner: Inner,
+        }
+        #[derive(Debug, Deserialize)]
+        #[allow(dead_code)] // only the errors are checked
+        struct Inner {
+            name: String,
+        }
+        for (body, field, detail) in [
+            (r#"{"inner":{"name":"n"}}"#, "units", "units: is missing"),
+            (r#"{"units":1,"inner":{}}"#, "inner.name", "inner.name: is missing"),
+            (r#"{"units":-5,"inner":{}}"#, "units", "units: invalid value: integer `-5`, expected u32"),
+            (r#"{"unit":1}"#, "unit", "unit: unknown field `unit`, expected `units` or `inner`"),
+            ("[]", "body", "body: invalid type: sequence, expected an object"),
+            (r#"{"units":1,}"#, "body", "body: is not JSON: trailing comma at line 1 column 12"),
+            (
+                "{\"units\":1,\n\"inner\":{\"name\":}}",
+                "body",
+                "body: is not JSON: expected value at line 2 column 17",
+            ),
+            ("", "body", "body: is not JSON: EOF while parsing a value at line 1 column 0"),
+        ] {
+            let problem = parse_json::<Outer>(body.as_bytes()).unwrap_err();
+            assert_eq!((problem.extensions.field.as_deref(), problem.detail.as_str()), (Some(field), detail));
+        }
+    }
+
+    #[test]
+    fn every_code_has_an_error_status_and_round_trips() {
         for code in Code::ALL {
             assert!((400..600).contains(&code.status()), "{code:?}");
             let json = serde_json::to_string(code).unwrap();

@@ -1,4 +1,4 @@
-//! Instants: RFC 3339 with offset on the way in, UTC with milliseconds on the way out.
+//! Timestamps: parsed from RFC 3339 with any offset, written in UTC with milliseconds.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-/// The last instant that RFC 3339 can write: 9999-12-31T23:59:59.999Z.
+/// The last instant that RFC 3339 can represent: 9999-12-31T23:59:59.999Z.
 const LAST_MS: i64 = 253_402_300_799_999;
 
 /// The length of `2026-11-21T08:00:00.000Z`.
@@ -16,36 +16,41 @@ const TEXT_BYTES: usize = 24;
 /// Milliseconds since 1970-01-01T00:00:00Z (the default), up to the end of the year 9999.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime, example = "2026-11-21T08:00:00.000Z"))]
+// The pattern adds two rules that the format lacks: not before 1970, and a 'T'.
+#[cfg_attr(feature = "openapi", schema(
+    description = "An instant from 1970 to the end of 9999: with any offset in requests, UTC with milliseconds in responses.",
+    value_type = String,
+    format = DateTime,
+    pattern = "^(19[7-9][0-9]|[2-9][0-9]{3})-[0-9]{2}-[0-9]{2}[Tt]",
+    example = "2026-11-21T08:00:00.000Z"
+))]
 pub struct Timestamp(i64);
 
-/// Why a text or a number is not a [`Timestamp`].
+/// The text or number is not a [`Timestamp`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("must be an RFC 3339 time with offset, such as 2026-11-21T08:00:00Z, from 1970 to 9999")]
 pub struct TimestampError;
 
 impl Timestamp {
-    /// The instant `ms` milliseconds after 1970-01-01T00:00:00Z; refused before that and after the year 9999.
-    ///
-    /// # Errors
-    /// [`TimestampError`] for an instant outside of 1970 to 9999.
+    /// Returns the instant `ms` milliseconds after 1970-01-01T00:00:00Z. Fails if `ms` is negative or after
+    /// the year 9999.
     pub fn from_ms(ms: i64) -> Result<Self, TimestampError> {
         if (0..=LAST_MS).contains(&ms) { Ok(Self(ms)) } else { Err(TimestampError) }
     }
 
-    /// Milliseconds since 1970-01-01T00:00:00Z.
+    /// Returns the milliseconds since 1970-01-01T00:00:00Z.
     pub fn as_ms(self) -> i64 {
         self.0
     }
 
-    /// This instant moved by `ms`, held within what a timestamp can be.
+    /// Adds `ms`, clamped to the range of a timestamp.
     #[must_use]
     pub fn saturating_add_ms(self, ms: i64) -> Self {
         Self(self.0.saturating_add(ms).clamp(0, LAST_MS))
     }
 
-    /// As RFC 3339 has it, written into `text`. Not by `write!`: each refusal says when the campaign opens and each grant when
-    /// it was made, and formatting seven numbers costs ten times as much.
+    /// Formats the instant as RFC 3339 into `text`. Avoids `write!`, which takes ten times as long for seven
+    /// numbers: every denial and every grant contains a time.
     fn text(self, text: &mut [u8; TEXT_BYTES]) -> Option<&str> {
         let at = OffsetDateTime::from_unix_timestamp(self.0.div_euclid(1000)).ok()?;
         let (year, month, day) = at.to_calendar_date();
@@ -68,9 +73,9 @@ impl fmt::Display for Timestamp {
     }
 }
 
-/// `number` in decimal, as many of its last digits as there is place for.
-fn write_digits(place: &mut [u8], mut number: u32) {
-    for digit in place.iter_mut().rev() {
+/// Writes `number` in decimal, zero-padded to the length of `digits`. Higher digits are dropped.
+fn write_digits(digits: &mut [u8], mut number: u32) {
+    for digit in digits.iter_mut().rev() {
         *digit = b'0' + (number % 10) as u8;
         number /= 10;
     }
@@ -79,7 +84,7 @@ fn write_digits(place: &mut [u8], mut number: u32) {
 impl FromStr for Timestamp {
     type Err = TimestampError;
     fn from_str(text: &str) -> Result<Self, TimestampError> {
-        // The parser lets anything part date and time; RFC 3339's grammar (5.6) has a 'T'.
+        // The parser accepts any separator between date and time; RFC 3339 (5.6) requires a 'T'.
         let has_t = text.as_bytes().get(10).is_some_and(|t| t.eq_ignore_ascii_case(&b'T'));
         let at = has_t.then(|| OffsetDateTime::parse(text, &Rfc3339)).ok_or(TimestampError)?;
         let at = at.map_err(|_| TimestampError)?;
@@ -108,13 +113,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn offsets_are_read_and_utc_is_written() {
+    fn offsets_are_parsed_and_utc_is_written() {
         let instant: Timestamp = "2026-11-21T16:00:00.5+08:00".parse().unwrap();
         assert_eq!(instant.to_string(), "2026-11-21T08:00:00.500Z");
     }
 
     #[test]
-    fn what_is_not_rfc_3339_is_refused() {
+    fn texts_that_are_not_rfc_3339_are_rejected() {
         for text in [
             "",
             "2026-11-21",
@@ -140,7 +145,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_instant_reads_back(ms in 0..=LAST_MS) {
+        fn every_instant_round_trips(ms in 0..=LAST_MS) {
             let instant = Timestamp::from_ms(ms).unwrap();
             prop_assert_eq!(instant.to_string().parse::<Timestamp>().unwrap(), instant);
         }

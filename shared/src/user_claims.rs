@@ -1,34 +1,34 @@
-//! What one user has of a campaign: claims, and what is left.
+//! A user's claims from a campaign, and the user's allowance.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Claim, Timestamp};
 
-/// What each limit of a campaign leaves one user, in units; `None` is unlimited. What can be claimed at once is the least of
-/// them.
+/// Units that each limit of a campaign leaves one user; `None` is unlimited. The smallest number is the most
+/// that the user can claim at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Allowance {
-    /// The most that one claim may ask for.
+    /// Maximum units in one claim.
     pub per_claim: Option<u32>,
-    /// Left of the user's current day.
+    /// Units left to the user today.
     pub per_user_per_day: Option<u32>,
-    /// When that day ends; `null` without a limit per day.
+    /// When the daily limit resets; `null` without a daily limit.
     pub resets_at: Option<Timestamp>,
-    /// Left to the user over the whole campaign.
+    /// Units left to the user in the whole campaign.
     pub per_user: Option<u32>,
-    /// Left to all users together.
+    /// Units left for all users together.
     pub total: Option<u32>,
 }
 
-/// A page of a user's claims of one campaign, and what is left to the user.
+/// A page of a user's claims from one campaign, and the user's allowance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct UserClaims {
     /// The claims, newest first, without `persisted`.
     pub items: Vec<Claim>,
-    /// The `cursor` of the next page; `null` on the last.
+    /// The `cursor` of the next page; `null` on the last page.
     pub next_cursor: Option<String>,
-    /// What is left to the user.
+    /// The units that the user may still claim.
     pub allowance: Allowance,
 }

@@ -3,13 +3,14 @@
 use serde::{Deserialize, Serialize};
 
 crate::monotonic! {
-    /// The version of a campaign's rules: 1 when it is created, one more with each change. A number in JSON; 0 is before all.
+    /// The version of a campaign's rules: 1 at creation, incremented by each change. A number in JSON; 0
+    /// precedes every version.
     #[derive(Serialize, Deserialize)]
     #[serde(transparent)]
     Version;
 }
 
 impl Version {
-    /// That of a campaign just created.
+    /// The version of a new campaign.
     pub const FIRST: Self = Self(1);
 }

@@ -1,10 +1,10 @@
-//! The time in which a campaign may be claimed from.
+//! The time during which a campaign accepts claims.
 
 use serde::{Deserialize, Serialize};
 
 use crate::Timestamp;
 
-/// From `starts_at` on, until just before `ends_at` (never, when that is `None`).
+/// From `starts_at` until just before `ends_at`; `None` never ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "WindowFields")]
 pub struct Window {
@@ -12,27 +12,24 @@ pub struct Window {
     ends_at: Option<Timestamp>,
 }
 
-/// The end does not come after the start.
+/// The end is not after the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("ends_at must come after starts_at")]
+#[error("ends_at must be after starts_at")]
 pub struct InvalidWindow;
 
-/// Where an instant lies.
+/// The position of an instant relative to a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Position {
     /// Before the start.
     Before,
-    /// In the window.
+    /// Inside the window.
     Inside,
-    /// At the end or after it.
+    /// At the end or later.
     After,
 }
 
 impl Window {
-    /// A window that is open for at least a millisecond.
-    ///
-    /// # Errors
-    /// [`InvalidWindow`] when it ends before it opens or as it opens.
+    /// Creates a window of at least one millisecond.
     pub fn new(starts_at: Timestamp, ends_at: Option<Timestamp>) -> Result<Self, InvalidWindow> {
         if ends_at.is_some_and(|end| end <= starts_at) {
             Err(InvalidWindow)
@@ -41,17 +38,17 @@ impl Window {
         }
     }
 
-    /// The first instant inside.
+    /// Returns the first instant of the window.
     pub fn starts_at(self) -> Timestamp {
         self.starts_at
     }
 
-    /// The first instant after the window; `None` when it stays open.
+    /// Returns the first instant after the window; `None` if the window has no end.
     pub fn ends_at(self) -> Option<Timestamp> {
         self.ends_at
     }
 
-    /// Where `now` lies: half-open, so that two windows end to end never overlap.
+    /// Returns the position of `now`. The window is half-open: adjacent windows do not overlap.
     pub fn position(self, now: Timestamp) -> Position {
         if now < self.starts_at {
             Position::Before
@@ -87,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn the_start_is_inside_and_the_end_is_not() {
+    fn the_window_includes_its_start_but_not_its_end() {
         let window = Window::new(at(10), Some(at(20))).unwrap();
         assert_eq!(
             [9, 10, 19, 20].map(|ms| window.position(at(ms))),
@@ -97,19 +94,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_window_runs_forwards(start in 0_i64..1000, end in 0_i64..1000) {
+        fn a_window_must_end_after_it_starts(start in 0_i64..1000, end in 0_i64..1000) {
             prop_assert_eq!(Window::new(at(start), Some(at(end))).is_ok(), start < end);
         }
 
         #[test]
-        fn time_only_moves_on(start in 0_i64..1000, length in 1_i64..1000, a in 0_i64..3000, b in 0_i64..3000) {
+        fn position_only_moves_forwards(start in 0_i64..1000, length in 1_i64..1000, a in 0_i64..3000, b in 0_i64..3000) {
             let window = Window::new(at(start), Some(at(start + length))).unwrap();
             let order = |ms| match window.position(at(ms)) { Position::Before => 0, Position::Inside => 1, Position::After => 2 };
             prop_assert!(order(a.min(b)) <= order(a.max(b)));
         }
 
         #[test]
-        fn without_an_end_it_stays_open(start in 0_i64..1000, later in 0_i64..1_000_000) {
+        fn a_window_without_an_end_stays_open(start in 0_i64..1000, later in 0_i64..1_000_000) {
             let window = Window::new(at(start), None).unwrap();
             prop_assert_eq!(window.position(at(start + later)), Position::Inside);
         }

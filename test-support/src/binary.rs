@@ -1,11 +1,11 @@
-//! The `claimgate` to test.
+//! The `claimgate` binary under test.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
-/// `CLAIMGATE_BIN`; else, for a test, the binary of the same profile, built if its source has changed; else, for a program, the
-/// binary beside it.
+/// Returns the path of the binary: `CLAIMGATE_BIN` if it is set. A test otherwise uses the binary of its own
+/// profile, built if its source changed; a program uses the binary beside it.
 pub fn claimgate() -> PathBuf {
     static CLAIMGATE: LazyLock<PathBuf> = LazyLock::new(find);
     CLAIMGATE.clone()
@@ -18,7 +18,7 @@ fn find() -> PathBuf {
         return named;
     }
     let own = std::env::current_exe().expect("the path of this program");
-    let directory = own.parent().expect("a directory that it lies in");
+    let directory = own.parent().expect("the directory of this program");
     // Cargo puts test binaries into `<target>/debug/deps`, programs into `<target>/<profile>`.
     if !directory.ends_with("debug/deps") {
         return directory.join("claimgate");
@@ -28,12 +28,14 @@ fn find() -> PathBuf {
     target.join("debug/claimgate")
 }
 
-/// Takes half a second where nothing has changed. A test never runs a program that is older than its source.
+/// Builds the binary, so that a test never runs one older than its source. Takes half a second if nothing
+/// changed.
 fn build(target: &Path) {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
     cargo.args(["build", "--quiet", "--profile", "test", "--bin", "claimgate", "--target-dir"]).arg(target);
     cargo.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."));
-    // Cargo's word about the tests: ring's build script would run again for it, and all that stands on ring be compiled again.
+    // Cargo sets these variables for tests. With these variables set, ring's build script would rerun, and
+    // everything that depends on ring would be recompiled.
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
         if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {

@@ -6,6 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -15,35 +16,38 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::sync::{OnceCell, Semaphore, SemaphorePermit};
 
+use crate::available::available;
 use crate::client::{Client, client_waiting};
-use crate::edge::{Leashed, emptied, root};
+use crate::edge::{ProcessGroup, emptied, root};
 use crate::wait::holds;
 use crate::{SOON, eventually};
 
-/// How many browsers may be open at once: each fills a processor while it draws.
+/// Number of browsers that may be open at once; each uses a whole processor while it renders.
 const BROWSERS_MAX: usize = 2;
 
-/// How long one command may take. Opening a browser, or a page, on a busy machine has been seen to take 30 s.
+/// Time limit of one command. Opening a browser or a page has taken 30 s on a busy machine.
 const COMMAND_MAX: Duration = Duration::from_secs(180);
 
-/// Chromium dies with its driver, and the driver with the tests.
-const CHROMIUM: &str = "#!/bin/sh\nexec setpriv --pdeathsig KILL -- chromium \"$@\"\n";
+/// Chromium without a window; the full Chromium takes four times its CPU time to start.
+const CHROMIUM: &str = "chromium-headless-shell";
 
-/// A telephone, held upright.
+/// A phone held upright.
 pub const PHONE: (u32, u32) = (390, 844);
 /// A small desktop.
 pub const DESKTOP: (u32, u32) = (1280, 800);
-/// A desktop of 1280 pixels at 400 %: nothing may have to be scrolled sideways even there (WCAG 1.4.10).
+/// A desktop of 1280 pixels at 400 %: even here nothing may need horizontal scrolling (WCAG 1.4.10).
 const NARROW: (u32, u32) = (320, 600);
 
-/// Texts whose contrast is below WCAG's 4.5:1, each with its own.
+/// JavaScript that returns the texts whose contrast is below WCAG's 4.5:1, with their contrast.
 pub const TOO_FAINT: &str = r"(() => {
     const parts = (colour) => colour.match(/[\d.]+/g).map(Number);
     const linear = (part) => (part /= 255) <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
     const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+    const around = (element) => element.assignedSlot ?? element.parentElement ?? element.getRootNode().host;
     const ground = (element) => {
+        if (!element) return [255, 255, 255]; // the browser's own page
         const colour = parts(getComputedStyle(element).backgroundColor);
-        return colour[3] === 0 ? ground(element.parentElement) : colour;
+        return colour[3] === 0 ? ground(around(element)) : colour;
     };
     const contrast = (element) => {
         const [dark, bright] = [parts(getComputedStyle(element).color), ground(element)].map(light).sort((a, b) => a - b);
@@ -55,12 +59,11 @@ pub const TOO_FAINT: &str = r"(() => {
         .map((element) => `${element.textContent}: ${contrast(element)}`);
 })()";
 
-/// Whether there is a browser to test with. Where all must be tested, its absence is a failure.
-pub fn is_here() -> bool {
-    let missing: Vec<_> = ["chromium", "chromedriver"].into_iter().filter(|name| !is_on_path(name)).collect();
-    let must = std::env::var("CI").is_ok_and(|ci| ci == "true");
-    assert!(missing.is_empty() || !must, "no {missing:?}: run scripts/setup.sh");
-    missing.is_empty()
+/// Returns whether a browser is installed for the test `what`. In CI a missing browser fails the test.
+pub fn is_installed(what: &str) -> bool {
+    let missing = [CHROMIUM, "chromedriver"].into_iter().find(|name| !is_on_path(name));
+    let found = missing.map_or(Ok(()), |name| Err(format!("no {name}: run scripts/setup.sh")));
+    available(what, found).is_some()
 }
 
 fn is_on_path(program: &str) -> bool {
@@ -72,7 +75,7 @@ fn is_on_path(program: &str) -> bool {
 struct Driver {
     address: SocketAddr,
     directory: PathBuf,
-    _process: Leashed,
+    _process: ProcessGroup,
 }
 
 async fn driver() -> &'static Driver {
@@ -82,19 +85,22 @@ async fn driver() -> &'static Driver {
 
 async fn start_driver() -> Driver {
     let directory = emptied("browser");
+    // Chromium dies with its driver, and the driver with the tests. The driver expects a page, which this Chromium opens
+    // only if told to.
     let wrapper = directory.join("chromium");
-    fs::write(&wrapper, CHROMIUM).unwrap();
+    let script = format!("#!/bin/sh\nexec setpriv --pdeathsig KILL -- {CHROMIUM} \"$@\" about:blank\n");
+    fs::write(&wrapper, script).unwrap();
     fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).unwrap();
     let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
     let mut command = Command::new("chromedriver");
     command.arg(format!("--port={}", address.port())).env("HOME", &directory);
-    let process = Leashed::start(&command, &directory.join("driver.log"), &directory.join("profiles"));
+    let process = ProcessGroup::start(&command, &directory.join("driver.log"), &directory.join("profiles"));
     let (client, status) = (client_waiting(COMMAND_MAX), format!("http://{address}/status"));
     eventually(SOON, || async { client.try_get(&status, "").await.map_err(|error| error.to_string()) }).await;
     Driver { address, directory, _process: process }
 }
 
-/// A browser with one tab and a fresh profile; ends when it is dropped, also by a test that fails.
+/// A browser with one tab and a fresh profile, closed when dropped, even if the test fails.
 #[derive(Debug)]
 pub struct Browser {
     client: Client,
@@ -104,13 +110,13 @@ pub struct Browser {
 }
 
 impl Browser {
-    /// Opens one whose page is of this size, once there are fewer than [`BROWSERS_MAX`].
+    /// Opens a browser whose page has this size, once fewer than [`BROWSERS_MAX`] are open.
     pub async fn open(name: &str, size: (u32, u32)) -> Self {
         static OPENED: AtomicUsize = AtomicUsize::new(0);
         static PERMITS: Semaphore = Semaphore::const_new(BROWSERS_MAX);
-        let permit = PERMITS.acquire().await.expect("it is never closed");
+        let permit = PERMITS.acquire().await.expect("an open semaphore");
         let driver = driver().await;
-        // The same test may be running against another runtime.
+        // The same test may be running against another runtime at the same time.
         let profile = format!("{name}-{}", OPENED.fetch_add(1, Ordering::Relaxed));
         let profile =
             format!("--user-data-dir={}", driver.directory.join("profiles").join(profile).display());
@@ -148,28 +154,28 @@ impl Browser {
         self.client.call(Method::POST, &url, "", &body).await.expect(200).json()["value"].take()
     }
 
-    /// A command of the DevTools protocol.
+    /// Sends a command of the DevTools protocol.
     pub async fn devtools(&self, command: &str, params: Value) -> Value {
         self.call("goog/cdp/execute", json!({"cmd": command, "params": params})).await
     }
 
-    /// Sets the size of the page itself: a window cannot be as narrow as a telephone.
+    /// Sets the size of the page itself, because a window cannot be as narrow as a phone.
     pub async fn resize(&self, (width, height): (u32, u32)) {
         let size = json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false});
         self.devtools("Emulation.setDeviceMetricsOverride", size).await;
     }
 
-    /// Goes to `url`.
+    /// Opens `url`.
     pub async fn goto(&self, url: &str) {
         self.call("url", json!({"url": url})).await;
     }
 
-    /// Loads the page again.
+    /// Reloads the page.
     pub async fn reload(&self) {
         self.call("refresh", json!({})).await;
     }
 
-    /// What the JavaScript expression is.
+    /// Returns the value of a JavaScript expression.
     pub async fn eval(&self, expression: &str) -> Value {
         self.call("execute/sync", json!({"script": format!("return {expression}"), "args": []})).await
     }
@@ -179,13 +185,13 @@ impl Browser {
         let wanted = wanted.into();
         eventually(Duration::from_secs(40), || async {
             let value = self.eval(expression).await;
-            let seen = || format!("{expression} is {value}, not {wanted}");
-            holds(value == wanted, seen)
+            let mismatch = || format!("{expression} is {value}, not {wanted}");
+            holds(value == wanted, mismatch)
         })
         .await;
     }
 
-    /// Presses an element as a person does: where it is, and only when it can be pressed.
+    /// Clicks an element as a person does: at its position, and only if it can be clicked.
     pub async fn press(&self, css: &str) {
         let found = self.call("element", json!({"using": "css selector", "value": css})).await;
         let id =
@@ -200,8 +206,9 @@ impl Browser {
             .await;
     }
 
-    /// What assistive technology is told of: `role: name`, of these roles, the outer before the inner.
-    pub async fn told(&self, roles: &[&str]) -> Vec<String> {
+    /// Returns what assistive technology announces for these roles, as `role: name`, outer elements before
+    /// inner ones.
+    pub async fn accessible_names(&self, roles: &[&str]) -> Vec<String> {
         let tree = self.devtools("Accessibility.getFullAXTree", json!({})).await;
         let nodes = tree["nodes"].as_array().unwrap().iter().filter(|node| node["ignored"] == false);
         let texts = nodes.map(|node| (node["role"]["value"].as_str(), node["name"]["value"].as_str()));
@@ -209,40 +216,56 @@ impl Browser {
         known.filter(|(role, _)| roles.contains(role)).map(|(role, name)| format!("{role}: {name}")).collect()
     }
 
-    /// Takes the network away, or makes it that slow, or gives it back.
+    /// Takes the page offline, slows its network down, or restores it.
     pub async fn network(&self, offline: bool, latency_ms: u32) {
         self.devtools("Network.enable", json!({})).await;
         let wanted = json!({"offline": offline, "latency": latency_ms, "downloadThroughput": -1, "uploadThroughput": -1});
         self.devtools("Network.emulateNetworkConditions", wanted).await;
+        if offline {
+            // Chromium answers before its network process knows; a request sent now may still reach the server.
+            let probe = "fetch(location.href, { cache: 'no-store' }).then(() => 'online', () => 'offline')";
+            self.until(probe, "offline").await;
+        }
     }
 
-    /// What the user has asked of every page: `prefers-color-scheme` and the like.
-    pub async fn prefers(&self, feature: &str, value: &str) {
+    /// Sets a preference that the user has for every page, such as `prefers-color-scheme`.
+    pub async fn emulate_media(&self, feature: &str, value: &str) {
         let features = json!([{"name": feature, "value": value}]);
         self.devtools("Emulation.setEmulatedMedia", json!({"features": features})).await;
     }
 
-    /// Saves what is seen under `target/screenshots`, on a telephone and on a desktop, in light and in dark, and checks
-    /// that all can be read and nothing has to be scrolled sideways; leaves the telephone's size.
-    pub async fn picture(&self, name: &str) {
-        for scheme in ["dark", "light"] {
-            self.prefers("prefers-color-scheme", scheme).await;
-            assert_eq!(self.eval(TOO_FAINT).await, json!([]), "{name} in {scheme}");
-            for (kind, size) in [("narrow", NARROW), ("desktop", DESKTOP), ("phone", PHONE)] {
-                self.resize(size).await;
-                assert_eq!(self.eval("innerWidth").await, size.0);
-                let sideways = self.eval("document.scrollingElement.scrollWidth - innerWidth").await;
-                assert!(
-                    sideways.as_i64().unwrap() <= 0,
-                    "{name} on a {kind} has to be scrolled by {sideways}"
-                );
-                self.shoot(&format!("{name}-{kind}-{scheme}")).await;
+    /// Checks contrast, that nothing scrolls sideways, and accessibility: on a narrow screen, a desktop and a phone, dark
+    /// and light. With `SCREENSHOTS`, saves pictures under `target/screenshots`. The page keeps the phone's size.
+    pub async fn check_layout(&self, name: &str) {
+        let saved = std::env::var_os("SCREENSHOTS").is_some();
+        for (kind, size) in [("narrow", NARROW), ("desktop", DESKTOP), ("phone", PHONE)] {
+            self.resize(size).await;
+            assert_eq!(self.eval("innerWidth").await, size.0);
+            let sideways = self.eval("document.scrollingElement.scrollWidth - innerWidth").await;
+            assert!(sideways.as_i64().unwrap() <= 0, "{name} on a {kind} has to be scrolled by {sideways}");
+            for scheme in ["dark", "light"] {
+                self.emulate_media("prefers-color-scheme", scheme).await;
+                assert_eq!(self.eval(TOO_FAINT).await, json!([]), "{name} in {scheme}");
+                if saved {
+                    self.screenshot(&format!("{name}-{kind}-{scheme}")).await;
+                }
             }
         }
+        self.assert_accessible(name).await;
     }
 
-    /// Saves what is seen as `target/screenshots/{name}.png`.
-    pub async fn shoot(&self, name: &str) {
+    /// Checks that axe finds no violation of its rules for accessibility. `state` names the page's state.
+    pub async fn assert_accessible(&self, state: &str) {
+        static AXE: LazyLock<String> =
+            LazyLock::new(|| fs::read_to_string(root().join("node_modules/axe-core/axe.min.js")).unwrap());
+        let run = "return axe.run().then(({ violations }) => violations.map(({ id, nodes }) => \
+            `${id}: ${nodes.map(({ html }) => html).join()}`))";
+        let found = self.call("execute/sync", json!({"script": format!("{};{run}", *AXE), "args": []})).await;
+        assert_eq!(found, json!([]), "{state}");
+    }
+
+    /// Saves the visible page as `target/screenshots/{name}.png`.
+    pub async fn screenshot(&self, name: &str) {
         let shot = self.devtools("Page.captureScreenshot", json!({"format": "png"})).await;
         let png = STANDARD.decode(shot["data"].as_str().unwrap()).unwrap();
         let path = root().join(format!("target/screenshots/{name}.png"));
@@ -254,17 +277,31 @@ impl Browser {
         self.call("se/log", json!({"type": kind})).await.as_array().unwrap().clone()
     }
 
-    /// Checks that the page made no error and no request to any other host, and closes. What breaks the page's policy is
-    /// an error; refusals are none, but the browser logs them as such.
+    /// Checks that the page logged no error and sent no request to another host, then closes the browser.
+    /// Violations of the content security policy count as errors. Rejected requests do not, although the
+    /// browser logs them.
     pub async fn close(self) {
+        self.close_after_visit_to("").await;
+    }
+
+    /// Closes the browser like [`close`](Self::close), after a visit to `site`, another origin. The page may have sent
+    /// requests to it, and its own pages to anywhere.
+    pub async fn close_after_visit_to(self, site: &str) {
         let mut errors = self.log("browser").await;
         errors.retain(|line| line["level"] == "SEVERE" && line["source"] != "network");
         assert_eq!(errors, Vec::<Value>::new());
         let origin = format!("{}/", self.eval("location.origin").await.as_str().unwrap());
-        let asked = requests(&self.log("performance").await);
-        assert!(asked.iter().any(|url| url.ends_with("/page.js")), "the log has its requests: {asked:?}");
-        let others: Vec<_> = asked.iter().filter(|url| !url.starts_with(&origin)).collect();
-        assert_eq!(others, Vec::<&String>::new(), "requests to others than {origin}");
+        let requested = requests(&self.log("performance").await);
+        assert!(
+            requested.iter().any(|(_, url)| url.ends_with("/page.js") || url.ends_with("/button.js")),
+            "the log must contain the page's requests: {requested:?}"
+        );
+        let is_of_site = |url: &String| !site.is_empty() && url.starts_with(&format!("{site}/"));
+        let others: Vec<_> = requested
+            .iter()
+            .filter(|(page, url)| !url.starts_with(&origin) && !is_of_site(url) && !is_of_site(page))
+            .collect();
+        assert_eq!(others, Vec::<&(String, String)>::new(), "requests to hosts other than {origin}");
     }
 
     fn end_session(&self) -> io::Result<()> {
@@ -275,13 +312,13 @@ impl Browser {
             "DELETE {} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n",
             self.session, self.driver
         )?;
-        // The head of the answer: then it has ended.
+        // The session has ended once the head of the answer arrives.
         driver.read(&mut [0]).map(drop)
     }
 }
 
 impl Drop for Browser {
-    /// A browser that a failed test left open would go on drawing, and take its time from all others.
+    /// Closes the browser: one left open by a failed test would keep rendering and slow down all other tests.
     fn drop(&mut self) {
         if let Err(error) = self.end_session() {
             eprintln!("the browser of {} is still open: {error}", self.session);
@@ -289,13 +326,18 @@ impl Drop for Browser {
     }
 }
 
-/// The URLs that were asked for, but for those of the browser's own pages, by the log of the DevTools protocol's events.
-fn requests(log: &[Value]) -> Vec<String> {
+/// Returns the URLs requested according to the DevTools log, each after its page's, except those of the browser's
+/// own pages.
+fn requests(log: &[Value]) -> Vec<(String, String)> {
     let events =
         log.iter().map(|line| serde_json::from_str::<Value>(line["message"].as_str().unwrap()).unwrap());
     let sent = events.filter(|event| event["message"]["method"] == "Network.requestWillBeSent");
     sent.map(|event| event["message"]["params"].clone())
-        .filter(|params| params["documentURL"].as_str().is_some_and(|url| url.starts_with("http")))
-        .map(|params| params["request"]["url"].as_str().unwrap().to_owned())
+        .map(|params| {
+            [&params["documentURL"], &params["request"]["url"]]
+                .map(|url| url.as_str().unwrap_or_default().to_owned())
+        })
+        .filter(|[page, _]| page.starts_with("http"))
+        .map(|[page, url]| (page, url))
         .collect()
 }

@@ -1,4 +1,4 @@
-//! Servers behind TLS: a throw-away authority, and what they show for themselves.
+//! Servers behind TLS, with certificates of a throw-away authority.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -13,19 +13,19 @@ use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::RedisServer;
-use crate::postgres::{Postgres, hand_over};
+use crate::postgres::{Postgres, change_owner};
 use crate::process::free_address;
 use crate::redis_server::Kind;
 
-/// A throw-away authority, the certificate that it gave to the servers, another authority, and `trusted.pem`, a copy
-/// of the one that core is told to trust.
+/// A throw-away authority, the servers' certificate issued by it, a second authority, and `trusted.pem`: a
+/// copy of the authority that core trusts.
 #[derive(Debug)]
 pub struct Certificates {
     directory: TempDir,
 }
 
 impl Certificates {
-    /// `Err` where there is no `openssl`.
+    /// Creates the certificates; `Err` if there is no `openssl`.
     pub fn make() -> Result<Self, String> {
         let directory =
             tempfile::Builder::new().prefix("cgt-").tempdir().map_err(|error| error.to_string())?;
@@ -38,19 +38,19 @@ impl Certificates {
         made.openssl(&format!("req -new {key} -subj /CN=server -keyout server.key -out server.csr"))?;
         made.certify(&Self::own_names())?;
         made.trust("ours");
-        // For PostgreSQL; root, as which Redis may run here, reads them all the same.
+        // PostgreSQL must own its key. Redis can read it anyway, since it may run as root here.
         for file in ["", "server.key"] {
-            hand_over(&made.directory.path().join(file))?;
+            change_owner(&made.directory.path().join(file))?;
         }
         Ok(made)
     }
 
-    /// The names that are right: tests listen on addresses of their own.
+    /// Returns the correct subject names: each test process listens on its own address.
     pub fn own_names() -> String {
         format!("IP:{},IP:127.0.0.1,DNS:localhost", free_address().ip())
     }
 
-    /// The servers' certificate names `names` from their next start on.
+    /// Issues a certificate for `names`, which the servers use from their next start.
     pub fn certify(&self, names: &str) -> Result<(), String> {
         let extensions = self.directory.path().join("names");
         fs::write(extensions, format!("subjectAltName={names}")).map_err(|error| error.to_string())?;
@@ -58,12 +58,12 @@ impl Certificates {
         self.openssl(&format!("x509 -req -in server.csr {by} -days 2 -extfile names -out server.pem"))
     }
 
-    /// Core trusts `authority` from its next connection on.
+    /// Makes core trust `authority` from its next connection.
     pub fn trust(&self, authority: &str) {
         fs::copy(self.file(&format!("{authority}.pem")), self.file("trusted.pem")).expect("a copy");
     }
 
-    /// The path of one of its files.
+    /// Returns the path of a file in the directory.
     pub fn file(&self, name: &str) -> String {
         self.directory.path().join(name).display().to_string()
     }
@@ -72,12 +72,12 @@ impl Certificates {
         let arguments = arguments.split_whitespace();
         let done = Command::new("openssl").args(arguments).current_dir(self.directory.path()).output();
         let done = done.map_err(|error| format!("openssl: {error}"))?;
-        let said = String::from_utf8_lossy(&done.stderr);
-        assert!(done.status.success(), "openssl: {said}");
+        let stderr = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.success(), "openssl: {stderr}");
         Ok(())
     }
 
-    /// What shows the servers' certificate to those who connect.
+    /// Returns a TLS acceptor that presents the servers' certificate.
     pub fn acceptor(&self) -> TlsAcceptor {
         let chain = CertificateDer::pem_file_iter(self.file("server.pem")).expect("a certificate");
         let chain = chain.collect::<Result<Vec<_>, _>>().expect("a certificate");
@@ -91,8 +91,8 @@ impl Certificates {
         TlsAcceptor::from(Arc::new(config))
     }
 
-    /// A Redis that listens on `address` by TLS alone, for `core` with its `password`, who may what core's own Redis
-    /// allows. The test looks past core, by the socket, as the default user.
+    /// Starts a Redis that listens on `address` over TLS only, with the account `core`, which has the same
+    /// rights as on core's own Redis. The test connects over the socket as the default user.
     pub async fn redis(&self, address: SocketAddr, password: &str) -> RedisServer {
         let core = format!("on >{password} ~cg:* &* +@all -@dangerous -@admin +info +config|get");
         let accounts = format!("user default on nopass ~* &* +@all\nuser core {core}\n");
@@ -104,7 +104,7 @@ impl Certificates {
         RedisServer::start_as(Kind::Redis, &settings, &[]).await
     }
 
-    /// What makes a Redis listen on `address` by TLS, and a replica follow its primary by it.
+    /// Returns the settings that make a Redis server listen on `address` and replicate, both over TLS.
     pub fn redis_settings(&self, address: SocketAddr) -> Vec<(&'static str, String)> {
         vec![
             ("bind", address.ip().to_string()),
@@ -117,7 +117,7 @@ impl Certificates {
         ]
     }
 
-    /// A PostgreSQL that speaks TLS on this process' own address.
+    /// Starts a PostgreSQL server with TLS on this test process's loopback address.
     pub async fn postgres(&self) -> Result<Postgres, String> {
         let (ip, certificate, key) =
             (free_address().ip().to_string(), self.file("server.pem"), self.file("server.key"));

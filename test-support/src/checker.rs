@@ -1,10 +1,11 @@
-//! The one judge of all fault tests: it knows what callers were told, and compares that, from outside, with what
-//! core, SQL and Redis say once all is quiet.
+//! The checker of all fault tests. It records the callers' answers and, once the system is idle, compares
+//! them with core, SQL and Redis from outside.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
 use futures_util::stream;
@@ -15,173 +16,200 @@ use crate::client::Client;
 use crate::core_client::API_TOKEN;
 use crate::core_client::campaign;
 use crate::inspect::{key, user_counters};
+use crate::process::{Signal, signal_pid};
 use crate::sql::{Sql, SqlClaim};
-use crate::storm::{Seen, Wish};
-use crate::wait::{SOON, eventually, holds};
+use crate::storm::{ClaimAttempt, ClaimOutcome};
+use crate::wait::{SOON, eventually, holds, until_status};
 use crate::{Core, RedisView, claim_body};
 
-/// Calls of the judge at once.
-const AT_ONCE: usize = 64;
-/// How old what a core refuses by may be.
+/// Number of concurrent calls of the checker.
+const CONCURRENT_CALLS: usize = 64;
+/// Maximum age of the cached state on which a core bases denials.
 const REFUSAL_AGE_MAX: Duration = Duration::from_millis(100);
 
-/// The highest that each limit of the campaign has ever been; `None` is unlimited.
+/// The highest value that each limit of the campaign ever had; `None` is unlimited.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Limits {
-    /// Of all.
+    /// For all users together.
     pub total: Option<u64>,
-    /// Of each user.
+    /// For each user.
     pub per_user: Option<u64>,
-    /// Of each user on each day.
+    /// For each user and day.
     pub per_user_per_day: Option<u64>,
 }
 
-/// What is guaranteed about claims that were acknowledged.
+/// Guarantee for acknowledged claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Promise {
-    /// Each is there, as it was acknowledged.
+    /// Every acknowledged claim exists as it was acknowledged.
     #[default]
     All,
-    /// Those that had reached SQL: Redis has lost others.
+    /// Only claims that had reached SQL exist: Redis has lost the other claims.
     Persisted,
 }
 
-/// What is expected beside the invariants.
+/// Expectations in addition to the invariants.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Expect<'a> {
-    /// See [`Promise`].
+    /// The guarantee for acknowledged claims.
     pub promise: Promise,
-    /// Names of differences that the reconciliation is to report, and no others.
+    /// Names of the differences that the reconciliation must report, and no others.
     pub differences: &'a [&'a str],
 }
 
-/// What the judge found.
+/// The result of the checks.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Verdict {
-    /// Claims that callers were told they have.
+    /// Claims that were acknowledged to callers.
     pub acknowledged: usize,
-    /// Claims refused by a rule.
+    /// Claims denied by a rule.
     pub denied: usize,
-    /// Claims whose outcome was unknown until they were asked again.
+    /// Claims whose outcome was unknown until they were resent.
     pub unknown: usize,
-    /// Claims acknowledged and then lost; 0 where all were promised.
+    /// Claims acknowledged and then lost; 0 unless losses are expected.
     pub lost: usize,
-    /// Claims that SQL holds as revoked.
+    /// Claims that SQL stores as revoked.
     pub revoked: usize,
 }
 
-/// Keeps what callers of one campaign were told.
+/// Records the answers that callers of one campaign received.
 #[derive(Debug)]
 pub struct Checker {
     campaign: String,
     limits: Mutex<Limits>,
-    seen: Mutex<BTreeMap<Wish, Seen>>,
-    /// Ids of claims that were given back, or are to be taken as such.
+    outcomes: Mutex<BTreeMap<ClaimAttempt, ClaimOutcome>>,
+    /// Ids of claims that were returned or have expired.
     ended: Mutex<BTreeSet<String>>,
-    asked: AtomicUsize,
+    calls: AtomicUsize,
     unknown: AtomicUsize,
+    /// Number of answers that acknowledged a claim.
+    granted: Arc<AtomicUsize>,
 }
 
 impl Checker {
-    /// For the campaign `id`, which the test makes itself.
+    /// Creates a checker for the campaign `id`, which the test creates itself.
     pub fn new(id: &str, limits: Limits) -> Self {
         Self {
             campaign: id.to_owned(),
             limits: Mutex::new(limits),
-            seen: Mutex::default(),
+            outcomes: Mutex::default(),
             ended: Mutex::default(),
-            asked: AtomicUsize::new(0),
+            calls: AtomicUsize::new(0),
             unknown: AtomicUsize::new(0),
+            granted: Arc::default(),
         }
     }
 
-    /// Makes the campaign `id`, open and in UTC, with `limits`.
+    /// Creates the campaign `id`, open, in UTC and with `limits`, and its checker.
     pub async fn create(core: &Core, id: &str, limits: Limits) -> Self {
         core.create_with(campaign(id, limits.json())).await;
         Self::new(id, limits)
     }
 
-    /// The campaign's id.
+    /// Returns the campaign's id.
     pub fn campaign(&self) -> &str {
         &self.campaign
     }
 
-    /// Calls made so far.
-    pub fn asked(&self) -> usize {
-        self.asked.load(Ordering::Relaxed)
+    /// Returns the number of calls so far.
+    pub fn call_count(&self) -> usize {
+        self.calls.load(Ordering::Relaxed)
     }
 
-    /// What callers were told so far.
-    pub fn seen(&self) -> BTreeMap<Wish, Seen> {
-        self.seen.lock().expect("what was seen").clone()
+    /// Returns the latest outcome of each claim attempt.
+    pub fn outcomes(&self) -> BTreeMap<ClaimAttempt, ClaimOutcome> {
+        self.outcomes.lock().expect("the outcomes").clone()
     }
 
-    /// Ids of all claims acknowledged so far.
+    /// Returns the ids of all claims acknowledged so far.
     pub fn acknowledged(&self) -> Vec<String> {
-        let claimed = |seen| match seen {
-            Seen::Claimed { id, .. } => Some(id),
+        let claimed = |outcome| match outcome {
+            ClaimOutcome::Claimed { id, .. } => Some(id),
             _ => None,
         };
-        self.seen().into_values().filter_map(claimed).collect()
+        self.outcomes().into_values().filter_map(claimed).collect()
     }
 
-    /// Records that a claim was given back or has expired: its row must be there, but no longer counts.
+    /// Records that a claim was returned or has expired: its row must exist but no longer counts.
     pub fn ended(&self, claim_id: &str) {
         self.ended.lock().expect("what has ended").insert(claim_id.to_owned());
     }
 
-    /// One unit for `user`, by `key`.
-    pub async fn claim(&self, core: &Core, user: &str, key: &str) -> Seen {
-        let wish = Wish { user: user.to_owned(), key: key.to_owned(), units: 1 };
-        self.ask(core.client(), &core.url("/internal/v1/claims"), &wish).await
+    /// Claims one unit for `user` with `key`, in one request.
+    pub async fn claim(&self, core: &Core, user: &str, key: &str) -> ClaimOutcome {
+        let attempt = ClaimAttempt { user: user.to_owned(), key: key.to_owned(), units: 1 };
+        self.send(core.client(), &core.url("/internal/v1/claims"), &attempt).await
     }
 
-    /// One unit for each of the users `from..upto`, by the key `k`, one after another; all must win, and each asks again as
-    /// long as the contract permits it.
+    /// Claims one unit with the key `k` for each of the users `from..upto`, one after another. All claims
+    /// must be granted; each is retried as long as the contract permits.
     pub async fn win(&self, core: &Core, users: std::ops::Range<usize>) {
         for user in users {
-            let wish = Wish { user: format!("u{user}"), key: "k".to_owned(), units: 1 };
-            let seen = self.ask_by(core.client(), &core.url("/internal/v1/claims"), &wish).await;
-            assert!(matches!(seen, Seen::Claimed { .. }), "u{user}: {seen:?}");
+            let attempt = ClaimAttempt { user: format!("u{user}"), key: "k".to_owned(), units: 1 };
+            let outcome = self.send_to(core.client(), &core.url("/internal/v1/claims"), &attempt).await;
+            assert!(matches!(outcome, ClaimOutcome::Claimed { .. }), "u{user}: {outcome:?}");
         }
     }
 
-    /// Makes one wish at `url` with one request, and keeps what came of it.
-    pub async fn ask(&self, client: &Client, url: &str, wish: &Wish) -> Seen {
-        self.ask_by(&client.once(), url, wish).await
+    /// Sends one claim attempt to `url` with one request, and records its outcome.
+    pub async fn send(&self, client: &Client, url: &str, attempt: &ClaimAttempt) -> ClaimOutcome {
+        self.send_to(&client.once(), url, attempt).await
     }
 
-    async fn ask_by(&self, client: &Client, url: &str, wish: &Wish) -> Seen {
-        let body = claim_body(&self.campaign, &wish.user, &wish.key, wish.units);
+    async fn send_to(&self, client: &Client, url: &str, attempt: &ClaimAttempt) -> ClaimOutcome {
+        let body = claim_body(&self.campaign, &attempt.user, &attempt.key, attempt.units);
         let request = client.request(Method::POST, url).bearer_auth(API_TOKEN).json(&body);
         let reply = client.send(request).await;
-        self.asked.fetch_add(1, Ordering::Relaxed);
-        let seen = reply.ok().and_then(|reply| Seen::of(&reply)).unwrap_or(Seen::Unknown);
-        self.keep(wish, seen.clone());
-        seen
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        let outcome = reply.ok().and_then(|reply| ClaimOutcome::of(&reply)).unwrap_or(ClaimOutcome::Unknown);
+        self.record(attempt, outcome.clone());
+        outcome
     }
 
-    /// Records what the caller of `wish` was told.
-    pub fn keep(&self, wish: &Wish, seen: Seen) {
-        if seen == Seen::Unknown {
-            self.unknown.fetch_add(1, Ordering::Relaxed);
-        }
-        let mut all = self.seen.lock().expect("what was seen");
-        // Once acknowledged, only another acknowledgement can say more.
-        let known = matches!(all.get(wish), Some(Seen::Claimed { .. }));
-        if !known || matches!(seen, Seen::Claimed { .. }) {
-            all.insert(wish.clone(), seen);
+    /// Records the outcome of `attempt`.
+    pub fn record(&self, attempt: &ClaimAttempt, outcome: ClaimOutcome) {
+        match outcome {
+            ClaimOutcome::Unknown => self.unknown.fetch_add(1, Ordering::Relaxed),
+            ClaimOutcome::Claimed { .. } => self.granted.fetch_add(1, Ordering::Relaxed),
+            ClaimOutcome::Denied { .. } => 0,
+        };
+        let mut all = self.outcomes.lock().expect("the outcomes");
+        // Once a claim is acknowledged, only another acknowledgement replaces its outcome.
+        let known = matches!(all.get(attempt), Some(ClaimOutcome::Claimed { .. }));
+        if !known || matches!(outcome, ClaimOutcome::Claimed { .. }) {
+            all.insert(attempt.clone(), outcome);
         }
     }
 
-    /// Makes all `wishes`, at most `at_once` at a time, wherever `url` says at that moment.
-    pub async fn storm(&self, client: &Client, url: impl Fn() -> String, wishes: &[Wish], at_once: usize) {
+    /// Sends all `claim_attempts`, at most `at_once` concurrently, each to the URL that `url` returns at that
+    /// moment.
+    pub async fn storm(
+        &self,
+        client: &Client,
+        url: impl Fn() -> String,
+        claim_attempts: &[ClaimAttempt],
+        at_once: usize,
+    ) {
         let url = &url;
-        let asked = stream::iter(wishes).map(|wish| async move { self.ask(client, &url(), wish).await });
-        asked.buffer_unordered(at_once).for_each(|_| async {}).await;
+        let calls = stream::iter(claim_attempts)
+            .map(|attempt| async move { self.send(client, &url(), attempt).await });
+        calls.buffer_unordered(at_once).for_each(|_| async {}).await;
     }
 
-    /// Waits until no core has anything left to do, then checks everything. Panics with what is wrong.
+    /// Kills `pid` with SIGKILL as soon as `count` claims have been acknowledged. Uses a separate thread,
+    /// since the test's own tasks are busy with the storm and would react late.
+    pub fn kill_after(&self, count: usize, pid: u32) -> JoinHandle<()> {
+        let granted = Arc::clone(&self.granted);
+        std::thread::spawn(move || {
+            let deadline = Instant::now() + SOON;
+            while granted.load(Ordering::Relaxed) < count && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            signal_pid(pid, Signal::KILL);
+        })
+    }
+
+    /// Waits until no core has work left, then checks everything. Panics with the first mismatch.
     pub async fn judge(&self, cores: &[&Core], sql: &Sql, redis: &RedisView, expect: Expect<'_>) -> Verdict {
         self.settle(cores, redis).await;
         self.within_limits(&standing(&sql.claims(&self.campaign).await));
@@ -190,14 +218,18 @@ impl Checker {
         let rows = sql.claims(&self.campaign).await;
         let standing = standing(&rows);
         self.within_limits(&standing);
-        self.same_in_redis(&standing, redis).await;
+        self.check_redis_counters(&standing, redis).await;
         let gaps = sequences_are_unique(&rows);
-        let lost = self.all_acknowledged_are_there(&rows, expect.promise);
+        let lost = self.count_missing(&rows, expect.promise);
         self.look_ups_agree(cores[0], &rows).await;
         for core in cores {
             self.reconciliation_agrees(core, &gaps, expect.differences).await;
         }
-        let denied = self.seen().into_values().filter(|seen| matches!(seen, Seen::Denied { .. })).count();
+        let denied = self
+            .outcomes()
+            .into_values()
+            .filter(|outcome| matches!(outcome, ClaimOutcome::Denied { .. }))
+            .count();
         Verdict {
             acknowledged: self.acknowledged().len(),
             denied,
@@ -207,61 +239,95 @@ impl Checker {
         }
     }
 
-    /// Waits until all outcomes are known and no core has anything left to do: SQL then has all that was decided.
+    /// Judges a core whose stores have lost nothing: sequence numbers must not have gaps either.
+    pub async fn judge_without_loss(&self, core: &Core) {
+        self.judge(&[core], &core.sql(), &core.redis().await, Expect::default()).await;
+        let rows = core.sql().claims(&self.campaign).await;
+        let sequences: Vec<_> = rows.iter().map(|row| row.sequence).collect();
+        let expected: Vec<_> = (1..).take(rows.len()).collect();
+        assert_eq!(sequences, expected, "sequence numbers repeat or have gaps");
+    }
+
+    /// Waits until all outcomes are known and no core has work left. SQL then has everything that was
+    /// decided.
     pub async fn settle(&self, cores: &[&Core], redis: &RedisView) {
         self.resolve_unknown(cores[0]).await;
         self.until_quiet(cores, redis).await;
     }
 
-    /// Every outcome that is unknown becomes known by asking again, with the same key.
-    async fn resolve_unknown(&self, core: &Core) {
-        let unknown = self.seen().into_iter().filter(|(_, seen)| *seen == Seen::Unknown);
-        let asked = stream::iter(unknown).map(|(wish, _)| async move {
-            eventually(SOON, || async {
-                let seen = self.ask(core.client(), &core.url("/internal/v1/claims"), &wish).await;
-                holds(seen != Seen::Unknown, || format!("{wish:?} is still unknown"))
+    /// Resends every attempt with an unknown outcome, with the same key. A claim found this way counts as a
+    /// first answer.
+    pub async fn resolve_unknown(&self, core: &Core) {
+        let unknown = self.outcomes().into_iter().filter(|(_, outcome)| *outcome == ClaimOutcome::Unknown);
+        let calls = stream::iter(unknown).map(|(attempt, _)| async move {
+            let outcome = eventually(SOON, || async {
+                let outcome = self.send(core.client(), &core.url("/internal/v1/claims"), &attempt).await;
+                holds(outcome != ClaimOutcome::Unknown, || format!("{attempt:?} is still unknown"))
+                    .map(|()| outcome)
             })
             .await;
+            if let ClaimOutcome::Claimed { id, sequence, .. } = outcome {
+                self.record(
+                    &attempt,
+                    ClaimOutcome::Claimed { id, sequence, replayed: false, remaining: None },
+                );
+            }
         });
-        asked.buffer_unordered(AT_ONCE).collect::<Vec<()>>().await;
+        calls.buffer_unordered(CONCURRENT_CALLS).collect::<Vec<()>>().await;
     }
 
-    /// A new user wins on every core, without intervention; when all is taken, once there is one more.
+    /// Checks that a new user gets a claim on every core without intervention; if the campaign is sold out,
+    /// after raising the total by one.
     async fn claims_succeed(&self, cores: &[&Core]) {
         for (at, core) in cores.iter().enumerate() {
-            let user = format!("new-{at}-{}", self.asked());
-            let Seen::Denied { code, remaining } = self.decided(core, &user).await else { continue };
+            let user = format!("new-{at}-{}", self.call_count());
+            let ClaimOutcome::Denied { code, remaining } = self.decided(SOON, core, &user, "k").await else {
+                continue;
+            };
             assert_eq!((code.as_str(), remaining), ("sold_out", Some(0)), "{user}");
-            self.one_more(cores[0]).await;
-            // So old a core's refusal may be.
+            self.raise_total(cores[0]).await;
+            // A core may deny claims based on a cached state of this age.
             tokio::time::sleep(REFUSAL_AGE_MAX).await;
-            let seen = self.decided(core, &user).await;
-            assert!(matches!(seen, Seen::Claimed { .. }), "{user} was {seen:?} though one more was there");
+            let outcome = self.decided(SOON, core, &user, "k").await;
+            assert!(
+                matches!(outcome, ClaimOutcome::Claimed { .. }),
+                "{user} was {outcome:?} although one unit was left"
+            );
         }
     }
 
-    /// Asks for `user` until there is a decision.
-    async fn decided(&self, core: &Core, user: &str) -> Seen {
+    /// Claims one unit for `user` with `key`, and retries until there is a decision.
+    pub async fn decided(&self, within: Duration, core: &Core, user: &str, key: &str) -> ClaimOutcome {
+        eventually(within, || async {
+            match self.claim(core, user, key).await {
+                ClaimOutcome::Unknown => Err(format!("no decision for {user}\n{}", core.log())),
+                outcome => Ok(outcome),
+            }
+        })
+        .await
+    }
+
+    /// Claims one unit for `user` with `key`, and retries until the claim is granted; returns its id.
+    pub async fn granted(&self, core: &Core, user: &str, key: &str) -> String {
         eventually(SOON, || async {
-            match self.claim(core, user, "k").await {
-                Seen::Unknown => Err(format!("no decision for {user}\n{}", core.log())),
-                seen => Ok(seen),
+            match self.claim(core, user, key).await {
+                ClaimOutcome::Claimed { id, .. } => Ok(id),
+                other => Err(format!("{user} of {}: {other:?}", self.campaign)),
             }
         })
         .await
     }
 
     /// Raises the total by one.
-    async fn one_more(&self, core: &Core) {
+    async fn raise_total(&self, core: &Core) {
         let total = {
             let mut limits = self.limits.lock().expect("limits");
             let total = limits.total.as_mut().expect("sold out without a total");
             *total += 1;
             *total
         };
-        eventually(SOON, || async {
-            let reply = core.patch(&self.campaign, json!({"limits": {"total": total}})).await;
-            holds(reply.status == 200, || reply.text())
+        until_status(SOON, &[200], async || {
+            core.patch(&self.campaign, json!({"limits": {"total": total}})).await
         })
         .await;
     }
@@ -269,7 +335,7 @@ impl Checker {
     async fn until_quiet(&self, cores: &[&Core], redis: &RedisView) {
         for core in cores {
             eventually(SOON, || async {
-                // A connection that a frozen core has let go of is no answer.
+                // A connection that a frozen core has dropped is not an answer.
                 let url = core.url(&format!("/internal/v1/campaigns/{}", self.campaign));
                 match core.client().try_get(&url, API_TOKEN).await {
                     Ok(view) if view.status == 200 => Ok(()),
@@ -281,7 +347,7 @@ impl Checker {
         }
         eventually(SOON, || async {
             let entries = redis.outbox_entries(&self.campaign).await;
-            // None while the campaign is being loaded into Redis.
+            // `None` while the campaign is being loaded into Redis.
             let backlog = redis.state(&self.campaign).await.map(|state| state["backlog"]);
             let logs = || cores.iter().map(|core| core.log()).collect::<String>();
             holds((entries, backlog) == (1, Some(0)), || {
@@ -294,7 +360,10 @@ impl Checker {
     fn within_limits(&self, standing: &[&SqlClaim]) {
         let limits = *self.limits.lock().expect("limits");
         let granted: u64 = standing.iter().map(|row| row.quantity).sum();
-        assert!(granted <= limits.total.unwrap_or(u64::MAX), "SQL holds {granted} of {limits:?}");
+        assert!(
+            granted <= limits.total.unwrap_or(u64::MAX),
+            "SQL has {granted} units granted, more than {limits:?} allows"
+        );
         let (mut of_user, mut of_day) = (BTreeMap::new(), BTreeMap::new());
         for row in standing {
             *of_user.entry(&row.user_id).or_insert(0) += row.quantity;
@@ -308,11 +377,11 @@ impl Checker {
         }
     }
 
-    /// Redis' counters, in total and user by user, are what SQL's rows sum up to.
-    async fn same_in_redis(&self, standing: &[&SqlClaim], redis: &RedisView) {
+    /// Checks that Redis' counters, in total and per user, match the sums of SQL's rows.
+    async fn check_redis_counters(&self, standing: &[&SqlClaim], redis: &RedisView) {
         let granted: u64 = standing.iter().map(|row| row.quantity).sum();
         let taken = redis.counter(&self.campaign, "taken").await;
-        assert_eq!(taken, granted, "Redis' total and SQL's");
+        assert_eq!(taken, granted, "Redis' total must match SQL's");
         let records: BTreeMap<String, Vec<u8>> =
             redis.query(&["HGETALL", &key(&self.campaign, "users")]).await;
         let mut in_sql: BTreeMap<&str, BTreeMap<u64, u64>> = BTreeMap::new();
@@ -324,69 +393,76 @@ impl Checker {
             let (day, today, ever) = user_counters(record);
             let days = in_sql.remove(user.as_str()).unwrap_or_default();
             let of_sql = (days.get(&day).copied().unwrap_or(0), days.values().sum());
-            assert_eq!((today, ever), of_sql, "today and ever of {user}, in Redis and in SQL");
+            assert_eq!((today, ever), of_sql, "units of {user} today and in total, in Redis and in SQL");
             counted += ever;
         }
-        assert_eq!(counted, granted, "the sum over Redis' users, and SQL's total");
+        assert_eq!(counted, granted, "the sum over Redis' users must match SQL's total");
         assert!(in_sql.is_empty(), "Redis has no record of {in_sql:?}");
     }
 
-    /// How many acknowledged claims are gone: none, where all were promised.
-    fn all_acknowledged_are_there(&self, rows: &[SqlClaim], promise: Promise) -> usize {
+    /// Returns the number of acknowledged claims that are missing; panics if none may be missing.
+    fn count_missing(&self, rows: &[SqlClaim], promise: Promise) -> usize {
         let by_id: BTreeMap<_, _> = rows.iter().map(|row| (row.id.as_str(), row)).collect();
-        assert_eq!(by_id.len(), rows.len(), "an id stands in SQL twice");
+        assert_eq!(by_id.len(), rows.len(), "an id is in SQL twice");
         let ended = self.ended.lock().expect("what has ended").clone();
         let (mut ids, mut lost) = (BTreeSet::new(), 0);
-        for (wish, seen) in self.seen() {
-            let Seen::Claimed { id, sequence, .. } = seen else { continue };
-            assert!(ids.insert(id.clone()), "{id} was given to two keys");
+        for (attempt, outcome) in self.outcomes() {
+            let ClaimOutcome::Claimed { id, sequence, .. } = outcome else { continue };
+            assert!(ids.insert(id.clone()), "two keys have the claim {id}");
             let row = by_id.get(id.as_str());
             let there = row.is_some_and(|row| {
-                (row.sequence, row.quantity) == (sequence, u64::from(wish.units))
+                (row.sequence, row.quantity) == (sequence, u64::from(attempt.units))
                     && (row.stands() != ended.contains(&id))
             });
             lost += usize::from(!there);
-            assert!(there || promise == Promise::Persisted, "{wish:?} was told {sequence}, SQL has {row:?}");
+            assert!(
+                there || promise == Promise::Persisted,
+                "{attempt:?} was acknowledged with sequence {sequence}, SQL has {row:?}"
+            );
         }
         for row in rows.iter().filter(|row| row.stands()) {
             assert!(
                 ids.contains(&row.id),
-                "SQL holds {row:?}, which no caller has, all outcomes being known"
+                "SQL has {row:?}, which no caller received although all outcomes are known"
             );
         }
         lost
     }
 
-    /// The API tells of each claim what SQL holds.
+    /// Checks that the API returns each claim as SQL has it.
     async fn look_ups_agree(&self, core: &Core, rows: &[SqlClaim]) {
         let looked_up = stream::iter(rows).map(|row| async move {
-            // A database that has just come back may refuse a connection or two yet.
+            // A database that has just restarted may still refuse a connection or two.
             let reply = eventually(SOON, || async {
                 let reply = core.look_up(&row.id).await;
                 if reply.status == 503 { Err(reply.text()) } else { Ok(reply) }
             });
             let claim = reply.await.expect(200).json()["claim"].clone();
-            let told = (claim["status"].as_str(), claim["sequence"].as_u64(), claim["quantity"].as_u64());
-            assert_eq!(told, (Some(row.status.as_str()), Some(row.sequence), Some(row.quantity)), "{claim}");
+            let report = (claim["status"].as_str(), claim["sequence"].as_u64(), claim["quantity"].as_u64());
+            assert_eq!(
+                report,
+                (Some(row.status.as_str()), Some(row.sequence), Some(row.quantity)),
+                "{claim}"
+            );
             assert_eq!(claim["persisted"], true, "{claim}");
         });
-        looked_up.buffer_unordered(AT_ONCE).collect::<Vec<()>>().await;
+        looked_up.buffer_unordered(CONCURRENT_CALLS).collect::<Vec<()>>().await;
     }
 
     async fn reconciliation_agrees(&self, core: &Core, gaps: &[(u64, u64)], differences: &[&str]) {
         let path = format!("/admin/v1/campaigns/{}/reconciliation", self.campaign);
-        let told = core.admin_get(&path).await.expect(200).json();
-        let list = told["differences"].as_array().expect("differences");
+        let report = core.admin_get(&path).await.expect(200).json();
+        let list = report["differences"].as_array().expect("differences");
         let names: Vec<_> = list.iter().filter_map(|difference| difference["name"].as_str()).collect();
-        assert_eq!(names, differences, "{told}");
-        assert_eq!(told["agrees"], differences.is_empty(), "{told}");
+        assert_eq!(names, differences, "{report}");
+        assert_eq!(report["agrees"], differences.is_empty(), "{report}");
         let ranges: Vec<_> = gaps.iter().map(|(from, to)| json!({"from": from, "to": to})).collect();
-        assert_eq!(told["sql"]["sequence_gaps"], Value::from(ranges), "{told}");
+        assert_eq!(report["sql"]["sequence_gaps"], Value::from(ranges), "{report}");
     }
 }
 
 impl Limits {
-    /// As the API takes them.
+    /// Returns the limits as the API accepts them.
     pub fn json(&self) -> Value {
         json!({"total": self.total, "per_user": self.per_user, "per_user_per_day": self.per_user_per_day})
     }
@@ -396,12 +472,12 @@ fn standing(rows: &[SqlClaim]) -> Vec<&SqlClaim> {
     rows.iter().filter(|row| row.stands()).collect()
 }
 
-/// No two standing claims share a sequence; the ranges that no claim has.
+/// Checks that no two claims share a sequence number; returns the ranges of unused numbers.
 fn sequences_are_unique(rows: &[SqlClaim]) -> Vec<(u64, u64)> {
     let mut taken = BTreeMap::new();
     for row in rows.iter().filter(|row| row.status != "revoked") {
         let other = taken.insert(row.sequence, row);
-        assert!(other.is_none(), "one sequence twice: {row:?} and {other:?}");
+        assert!(other.is_none(), "a sequence number occurs twice: {row:?} and {other:?}");
     }
     let all: BTreeSet<_> = rows.iter().map(|row| row.sequence).collect();
     let (mut gaps, mut last) = (Vec::new(), 0);

@@ -1,7 +1,7 @@
-//! An HTTP client that repeats calls as docs/api.md tells callers to, and its answers.
+//! An HTTP client that retries calls as docs/api.md requires.
 //!
-//! A slow machine may answer 503 although nothing is wrong: the contract allows it, and a caller asks again. A test that is
-//! not about availability does so too, and counts it; one that is about a 503 calls [`Client::once`].
+//! A slow machine may answer 503 although nothing is wrong: the contract allows it, and callers retry. Tests
+//! that are not about availability retry too and count the retries; tests about a 503 use [`Client::once`].
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -18,18 +18,19 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 /// Longer than any answer of core may take.
 const WAIT: Duration = Duration::from_secs(30);
 
-/// Core closes a connection on which no head comes for 5 s. One that is being closed is not to be used again, also where this
-/// process was kept waiting for a processor.
+/// Core closes a connection that sends no request head for 5 s. A closing connection must not be reused, even
+/// if this process was delayed.
 const IDLE_MAX: Duration = Duration::from_secs(1);
 
-/// How long a call is repeated.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The pause before a repetition whose answer asks for none.
+/// The pause before a retry if the answer has no `Retry-After`.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Problems after which a repetition may help, by docs/api.md. `rate_limited` is not among them: limits are what is tested.
-const REPEATABLE: [&str; 4] = ["unavailable", "campaign_not_ready", "overloaded", "request_timeout"];
+/// Problems after which docs/api.md allows a retry. `rate_limited` is not listed, because the tests check the
+/// limits.
+pub(crate) const REPEATABLE: [&str; 4] =
+    ["unavailable", "campaign_not_ready", "overloaded", "request_timeout"];
 
 const MARK: &str = "Claimgate-Attempt";
 
@@ -40,12 +41,12 @@ pub struct Client {
     repeats: bool,
 }
 
-/// A client of its own, so that no test waits for another one's connections.
+/// Creates a separate client, so that no test waits for another test's connections.
 pub fn client() -> Client {
     client_waiting(WAIT)
 }
 
-/// The same, for a server whose answers may take that long.
+/// Creates a client for a server whose answers may take up to `longest`.
 pub(crate) fn client_waiting(longest: Duration) -> Client {
     static DESCRIPTORS: Once = Once::new();
     DESCRIPTORS.call_once(|| {
@@ -56,17 +57,17 @@ pub(crate) fn client_waiting(longest: Duration) -> Client {
     Client { http, repeats: true }
 }
 
-/// TLS as reqwest wants to be told of it, though nothing of the tests' own is called by it.
+/// Returns the TLS configuration that reqwest requires, although the tests make no TLS calls with it.
 fn trusting_none() -> ClientConfig {
     let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
     let config = config.with_safe_default_protocol_versions().expect("TLS");
     config.with_root_certificates(RootCertStore::empty()).with_no_client_auth()
 }
 
-/// An answer, read whole.
+/// An answer, read completely.
 #[derive(Debug, Clone)]
 pub struct Reply {
-    /// The path that was called.
+    /// The called path.
     pub path: String,
     /// The status.
     pub status: u16,
@@ -74,34 +75,34 @@ pub struct Reply {
     pub headers: HeaderMap,
     /// The body.
     pub body: Vec<u8>,
-    /// How many earlier answers were 503 or 408.
+    /// Number of earlier answers that were 503 or 408.
     pub repeats: u32,
 }
 
 impl Reply {
-    /// The body as text.
+    /// Returns the body as text.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    /// The body as JSON.
+    /// Returns the body as JSON.
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("no JSON ({error}): {self:?}"))
     }
 
-    /// The problem's code; empty when this is no problem.
+    /// Returns the problem's code; empty if the answer is not a problem.
     pub fn code(&self) -> String {
         let body: Value = serde_json::from_slice(&self.body).unwrap_or_default();
         body["code"].as_str().unwrap_or_default().to_owned()
     }
 
-    /// A header's one value; empty when it is not there.
+    /// Returns the value of a header; empty if it is missing.
     pub fn header(&self, name: &str) -> &str {
         self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
     }
 
-    /// Checks the status; the answer again, so that calls can be chained. A repeated call may find what an earlier try of it
-    /// has created: 200 then stands for 201.
+    /// Checks the status and returns the answer, so that calls can be chained. A retried call may find what
+    /// an earlier try created: 200 then counts as 201.
     pub fn expect(self, status: u16) -> Self {
         assert!(
             self.status == status || (status == 201 && self.is_created()),
@@ -113,12 +114,12 @@ impl Reply {
         self
     }
 
-    /// Whether the call has created something: 201, or 200 where an earlier try of it may have.
+    /// Returns whether the call created something: 201, or 200 if an earlier try may have created it.
     pub fn is_created(&self) -> bool {
         self.status == 201 || (self.status == 200 && self.repeats > 0)
     }
 
-    /// Checks that this is a problem with that status and code.
+    /// Checks that the answer is a problem with this status and code.
     pub fn refused(self, status: u16, code: &str) -> Self {
         assert_eq!((self.status, self.code().as_str()), (status, code), "{}", self.text());
         self
@@ -126,13 +127,13 @@ impl Reply {
 }
 
 impl Client {
-    /// The same client without repetitions.
+    /// Returns the same client without retries.
     #[must_use]
     pub fn once(&self) -> Self {
         Self { http: self.http.clone(), repeats: false }
     }
 
-    /// Sends `request`, and repeats it while that may help; `Err` when no whole answer came.
+    /// Sends `request` and retries it while a retry may help; `Err` if no complete answer arrived.
     pub async fn send(&self, request: RequestBuilder) -> Result<Reply, reqwest::Error> {
         let request = request.build()?;
         let again = request.try_clone().filter(is_idempotent).map(unmarked);
@@ -152,17 +153,17 @@ impl Client {
         Repetition { until, count: 0 }
     }
 
-    /// A request to fill in.
+    /// Starts a request for the test to complete.
     pub fn request(&self, method: Method, url: &str) -> RequestBuilder {
         self.http.request(method, url)
     }
 
-    /// GET with a token (none when empty).
+    /// Sends a GET request with a token (none if empty).
     pub async fn try_get(&self, url: &str, token: &str) -> Result<Reply, reqwest::Error> {
         self.send(with_token(self.request(Method::GET, url), token)).await
     }
 
-    /// A call with a token (none when empty) and a JSON body (none when null).
+    /// Sends a request with a token (none if empty) and a JSON body (none if null).
     pub async fn call(&self, method: Method, url: &str, token: &str, body: &Value) -> Reply {
         let mut request = with_token(self.request(method, url), token);
         if !body.is_null() {
@@ -172,21 +173,21 @@ impl Client {
     }
 }
 
-/// The repetitions of one call.
+/// The retries of one call.
 pub(crate) struct Repetition {
     until: Instant,
-    /// How often it was repeated.
+    /// Number of retries so far.
     pub count: u32,
 }
 
 impl Repetition {
-    /// Whether the call is to be made again after `reply`; waits as long as `reply` asks for.
+    /// Returns whether the call should be retried after `reply`; first waits as long as `reply` requires.
     pub async fn may_follow(&mut self, reply: &Reply) -> bool {
         let may_help = [503, 408].contains(&reply.status) && REPEATABLE.contains(&reply.code().as_str());
         may_help && self.has_time(reply).await
     }
 
-    /// The same for a `reply` that leaves a part of the call undecided.
+    /// Returns whether to retry after a `reply` that left part of the call undecided.
     pub async fn has_time(&mut self, reply: &Reply) -> bool {
         if Instant::now() >= self.until {
             return false;
@@ -198,22 +199,22 @@ impl Repetition {
     }
 }
 
-/// Only a first try is marked.
+/// Removes the mark, which only a first try may carry.
 fn unmarked(mut request: Request) -> Request {
     request.headers_mut().remove(MARK);
     request
 }
 
-/// Whether `request` has the same effect when it is sent twice.
+/// Returns whether `request` has the same effect if it is sent twice.
 fn is_idempotent(request: &Request) -> bool {
     let path = request.url().path();
     let has = |header| request.headers().contains_key(header);
     match *request.method() {
-        // Its 503 is an answer about core, and none about the call.
+        // A 503 of `/readyz` reports core's state, not a failed call.
         Method::GET => path != "/readyz",
-        // A mark cannot be taken off a signed request.
+        // The mark of a signed request cannot be removed.
         Method::POST if has("X-Claimgate-Signature") => !has(MARK),
-        // The edge draws a key of its own for each request without one.
+        // Without a key, the edge generates a new one for each request.
         Method::POST if path.starts_with("/v1/") => has("Idempotency-Key"),
         Method::POST => !path.starts_with("/admin/v1/webhooks"),
         _ => false,
@@ -227,14 +228,14 @@ async fn read(response: Response) -> Result<Reply, reqwest::Error> {
     Ok(Reply { path, status, headers, body, repeats: 0 })
 }
 
-/// Appends a line to the file that `scripts/test.sh` counts: the test and the call that it repeats.
-pub(crate) fn record(call: &str) {
+/// Appends a line with the test and the retried call to the file that `scripts/test.sh` counts.
+fn record(call: &str) {
     let thread = std::thread::current();
     let line = format!("{} {call}\n", thread.name().unwrap_or("(shared)"));
     eprint!("repeated: {line}");
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/repeated-calls.log");
     let file = OpenOptions::new().create(true).append(true).open(file);
-    // In one write, so that binaries do not mix their lines.
+    // One write, so that test binaries do not mix their lines.
     file.and_then(|mut file| file.write_all(line.as_bytes())).expect("the record of repeated calls");
 }
 

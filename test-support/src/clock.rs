@@ -1,4 +1,4 @@
-//! Wall clocks in the test's hands, under any process started with their environment.
+//! Wall clocks that a test controls, for any process started with their environment.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -15,22 +15,22 @@ use crate::process::PRELOAD;
 const HOUR_MS: i64 = 3_600_000;
 const TICK_MS: i64 = 10;
 
-/// A wall clock that goes on, and that the test can move.
+/// A running wall clock that the test can shift.
 #[derive(Debug)]
 pub struct Clock(Shim);
 
 impl Clock {
-    /// The real time, until moved. Compiles the shim.
+    /// Creates a clock at the real time. Compiles the shim.
     pub fn new() -> Self {
         Self(Shim::holding(0))
     }
 
-    /// The variables that put a process on this clock.
+    /// Returns the environment variables that make a process use this clock.
     pub fn environment(&self) -> [(&'static str, PathBuf); 2] {
         self.0.environment()
     }
 
-    /// Moves it from the real time by milliseconds.
+    /// Sets the clock's offset from the real time, in milliseconds.
     pub fn move_by_ms(&self, ms: i64) {
         self.0.set(ms);
     }
@@ -42,8 +42,8 @@ impl Default for Clock {
     }
 }
 
-/// A wall clock that stands still until the test moves it: the same seed meets the same millisecond every time, and the
-/// edge of a hold, a day or a window can be met exactly.
+/// A wall clock that stands still until the test moves it. The same seed produces the same times in every
+/// run, and a test can hit the edge of a hold, a day or a window exactly.
 #[derive(Debug)]
 pub struct FrozenClock {
     shim: Shim,
@@ -51,19 +51,19 @@ pub struct FrozenClock {
 }
 
 impl FrozenClock {
-    /// At an instant, in milliseconds since 1970. Compiles the shim.
+    /// Creates a clock at an instant, in milliseconds since 1970. Compiles the shim.
     pub fn at(now_ms: i64) -> Self {
         Self { shim: Shim::holding(now_ms), now_ms }
     }
 
-    /// The variables that put a process on this clock.
+    /// Returns the environment variables that make a process use this clock.
     pub fn environment(&self) -> [(&'static str, PathBuf); 3] {
         let [preload, file] = self.shim.environment();
         [preload, file, ("CLOCK_SHIM_FROZEN", "1".into())]
     }
 
-    /// Goes on from an hour before its instant, ten times as fast, for as long as `what` takes: a cluster's node serves
-    /// nothing until its clock has gone on for two seconds.
+    /// Runs the clock from an hour before its instant, ten times as fast, while `what` runs: a cluster node
+    /// serves nothing until its clock has advanced by two seconds.
     pub async fn running_behind<T>(&self, what: impl Future<Output = T>) -> T {
         let run = async {
             for tick in 0.. {
@@ -72,25 +72,26 @@ impl FrozenClock {
             }
         };
         let (what, run) = (pin!(what), pin!(run));
-        // The clock first: a node that has read the later time once waits until that has come again.
+        // Move the clock first: a node that has read the later time once serves nothing until its clock
+        // reaches that time again.
         let Either::Right((done, _)) = select(run, what).await else { panic!("ticks do not end") };
         self.shim.set(self.now_ms);
         done
     }
 
-    /// Milliseconds since 1970.
+    /// Returns the clock's time, in milliseconds since 1970.
     pub fn now_ms(&self) -> i64 {
         self.now_ms
     }
 
-    /// Moves it, forwards or back.
+    /// Moves the clock forwards or backwards.
     pub fn set_ms(&mut self, now_ms: i64) {
         self.now_ms = now_ms;
         self.shim.set(now_ms);
     }
 }
 
-/// `clock_shim.c`, compiled, and the file that it reads its number from.
+/// The compiled `clock_shim.c` and the file from which it reads its number.
 #[derive(Debug)]
 struct Shim {
     directory: TempDir,
@@ -124,7 +125,7 @@ impl Shim {
         [(PRELOAD, preload.into()), ("CLOCK_SHIM", path("number"))]
     }
 
-    /// In one write of 8 bytes to an aligned place: no process sees half of a number.
+    /// Writes the number with one aligned write of 8 bytes, so that no process reads half of it.
     fn set(&self, number: i64) {
         self.file.write_all_at(&number.to_ne_bytes(), 0).expect("the clock's file");
     }

@@ -1,6 +1,6 @@
-// Under a process with LD_PRELOAD: another wall clock, from the 64-bit number (as this machine orders its bytes) in the file
-// that CLOCK_SHIM names. It is the number of milliseconds that the clock is moved by, or, with CLOCK_SHIM_FROZEN set, those since
-// 1970 at which it stands still. The monotonic clock is left alone.
+// Replaces the wall clock of a process through LD_PRELOAD. The file named by CLOCK_SHIM holds a 64-bit number
+// in native byte order: the clock's offset in milliseconds or, with CLOCK_SHIM_FROZEN set, the fixed time in
+// milliseconds since 1970. The monotonic clock stays unchanged.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-//! A Redis or Valkey Cluster: three primaries with a replica each.
+//! A Redis or Valkey Cluster: three primaries with one replica each.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -11,25 +11,24 @@ use crate::redis_server::Kind;
 use crate::wait::{SOON, eventually, holds};
 use crate::{RedisServer, RedisView};
 
-/// How many primaries there are at the start; as many replicas follow them.
+/// Number of primaries at the start; each has one replica.
 const PRIMARIES: usize = 3;
-/// How many slots a cluster has.
 const SLOTS: usize = 16384;
-/// How long a node is silent before the others take it for failed: not for being slow on a busy machine.
+/// Silence after which nodes consider another node failed; long enough for a busy machine.
 const NODE_TIMEOUT_MS: &str = "2000";
 
-/// What a cluster is started with beside what it needs.
+/// Options of a cluster.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Further<'a> {
-    /// What lies between the nodes.
+pub struct ClusterOptions<'a> {
+    /// The network between the nodes.
     pub network: Option<&'a Network>,
-    /// Further settings of the nodes, which go before the cluster's own.
+    /// Additional settings of the nodes, which override the cluster's own.
     pub settings: &'a [(&'a str, &'a str)],
-    /// Variables of the nodes.
+    /// Environment variables of the nodes.
     pub environment: &'a [(&'a str, PathBuf)],
 }
 
-/// Six nodes. The first three are the primaries at the start; the replica of the one at `n` is at `n + 3`.
+/// Six nodes. The first three are the initial primaries; the replica of node `n` is node `n + 3`.
 #[derive(Debug)]
 pub struct ClusterSet {
     /// The nodes.
@@ -38,17 +37,17 @@ pub struct ClusterSet {
 }
 
 impl ClusterSet {
-    /// Waits until all slots are served and all replicas follow.
+    /// Starts a cluster; waits until all slots are served and all replicas follow.
     pub async fn start(kind: Kind) -> Self {
-        Self::start_with(kind, Further::default()).await
+        Self::start_with(kind, ClusterOptions::default()).await
     }
 
-    /// The same with what may be different.
-    pub async fn start_with(kind: Kind, further: Further<'_>) -> Self {
-        let places = join_all((0..2 * PRIMARIES).map(|at| Place::new(at, further.network))).await;
-        let nodes = join_all(places.iter().map(|place| place.start(kind, further))).await;
-        let buses: Vec<_> = places.iter().map(|place| place.announced[1].port().to_string()).collect();
-        let set = Self { nodes, addresses: places.iter().map(|place| place.announced[0]).collect() };
+    /// Starts a cluster with options.
+    pub async fn start_with(kind: Kind, options: ClusterOptions<'_>) -> Self {
+        let nodes_at = join_all((0..2 * PRIMARIES).map(|at| NodeAddresses::new(at, options.network))).await;
+        let nodes = join_all(nodes_at.iter().map(|place| place.start(kind, options))).await;
+        let buses: Vec<_> = nodes_at.iter().map(|place| place.announced[1].port().to_string()).collect();
+        let set = Self { nodes, addresses: nodes_at.iter().map(|place| place.announced[0]).collect() };
         for at in 0..set.nodes.len() {
             let view = set.view(at).await;
             view.query::<()>(&["CLUSTER", "SET-CONFIG-EPOCH", &(at + 1).to_string()]).await;
@@ -74,36 +73,36 @@ impl ClusterSet {
         set
     }
 
-    /// For `CLAIMGATE_REDIS_URL`.
+    /// Returns the value for `CLAIMGATE_REDIS_URL`.
     pub fn url(&self) -> String {
         self.url_with("")
     }
 
-    /// The same with a user (`user:password@`).
+    /// Returns the URL with credentials (`user:password@`).
     pub fn url_with(&self, user: &str) -> String {
         let nodes: Vec<_> = self.addresses.iter().take(PRIMARIES).map(ToString::to_string).collect();
         format!("redis+cluster://{user}{}", nodes.join(","))
     }
 
-    /// Where the node at this place listens.
+    /// Returns the address that node `node` announces.
     pub fn address(&self, node: usize) -> SocketAddr {
         self.addresses[node]
     }
 
-    /// A connection to the node at this place, past core.
+    /// Opens a connection to a node, bypassing core.
     pub async fn view(&self, node: usize) -> RedisView {
         self.nodes[node].view().await
     }
 
-    /// The id of the node at this place.
+    /// Returns the id of a node.
     pub async fn id(&self, node: usize) -> String {
         self.view(node).await.query(&["CLUSTER", "MYID"]).await
     }
 
-    /// The place of the primary that has the keys of `campaign`, as the node at `asked` knows it. In the middle of a failover
-    /// it knows none: waits until it does.
-    pub async fn primary_of(&self, campaign: &str, asked: usize) -> usize {
-        let view = self.view(asked).await;
+    /// Returns the index of the primary that has the keys of `campaign`, according to node `observer`. During a
+    /// failover no node may have them: waits until one does.
+    pub async fn primary_of(&self, campaign: &str, observer: usize) -> usize {
+        let view = self.view(observer).await;
         let key = crate::inspect::key(campaign, "campaign");
         let slot: usize = view.query(&["CLUSTER", "KEYSLOT", &key]).await;
         let holds = |line: &&str| {
@@ -117,21 +116,21 @@ impl ClusterSet {
             let line = nodes.lines().find(holds).ok_or(format!("no node has slot {slot}: {nodes}"))?;
             let address = line.split(' ').nth(1).and_then(|at| at.split('@').next()).unwrap_or_default();
             let place = self.addresses.iter().position(|at| at.to_string() == address);
-            place.ok_or(format!("{address} is none of the nodes"))
+            place.ok_or(format!("{address} is not one of the nodes"))
         })
         .await
     }
 
-    /// Waits until the node at `asked` knows of another primary of `campaign` than that at `before`. Returns its place.
-    pub async fn promoted_after(&self, campaign: &str, before: usize, asked: usize) -> usize {
+    /// Waits until node `observer` reports a primary of `campaign` other than node `before`; returns its index.
+    pub async fn promoted_after(&self, campaign: &str, before: usize, observer: usize) -> usize {
         eventually(2 * SOON, || async {
-            let now = self.primary_of(campaign, asked).await;
-            holds(now != before, || format!("it is still the node at {before}")).map(|()| now)
+            let now = self.primary_of(campaign, observer).await;
+            holds(now != before, || format!("node {before} is still the primary")).map(|()| now)
         })
         .await
     }
 
-    /// Waits until every node takes the cluster for whole, and each replica follows its primary.
+    /// Waits until every node reports a complete cluster and each replica follows its primary.
     pub async fn settled(&self) {
         for at in 0..self.nodes.len() {
             let view = self.view(at).await;
@@ -152,23 +151,23 @@ impl ClusterSet {
         }
     }
 
-    /// Moves the slot of `campaign` to the primary at `to` at once, as Valkey does from version 9 on.
+    /// Moves the slot of `campaign` to primary `to` in one step, which Valkey supports since version 9.
     pub async fn migrate_slot(&self, campaign: &str, from: usize, to: usize) {
         let source = self.view(from).await;
         let key = crate::inspect::key(campaign, "campaign");
         let slot: u64 = source.query(&["CLUSTER", "KEYSLOT", &key]).await;
         let (slot, id) = (slot.to_string(), self.id(to).await);
         source.query::<()>(&["CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", &slot, &slot, "NODE", &id]).await;
-        for asked in [from, to] {
+        for observer in [from, to] {
             eventually(SOON, || async {
-                let now = self.primary_of(campaign, asked).await;
-                holds(now == to, || format!("the node at {asked} has it at {now}"))
+                let now = self.primary_of(campaign, observer).await;
+                holds(now == to, || format!("node {observer} still reports it on node {now}"))
             })
             .await;
         }
     }
 
-    /// Moves the slot of `campaign` to the primary at `to`, key by key, as `redis-cli --cluster reshard` does.
+    /// Moves the slot of `campaign` to primary `to` key by key, as `redis-cli --cluster reshard` does.
     pub async fn move_slot(&self, campaign: &str, from: usize, to: usize) {
         let (source, target) = (self.view(from).await, self.view(to).await);
         let key = crate::inspect::key(campaign, "campaign");
@@ -192,24 +191,24 @@ impl ClusterSet {
     }
 }
 
-/// Where a node listens, for clients and for other nodes, and what it announces.
-struct Place {
+/// The addresses on which a node listens for clients and for other nodes, and those it announces.
+struct NodeAddresses {
     listens: [SocketAddr; 2],
     announced: [SocketAddr; 2],
-    /// Where its own connections come from.
+    /// The source address of its own connections.
     source: Option<IpAddr>,
 }
 
-impl Place {
+impl NodeAddresses {
     async fn new(at: usize, network: Option<&Network>) -> Self {
         let listens = [free_address(), free_address()];
         let Some(network) = network else { return Self { listens, announced: listens, source: None } };
-        let clients = network.door(at, Port::Clients, listens[0]).await;
-        let bus = network.door(at, Port::Bus, listens[1]).await;
+        let clients = network.proxy(at, Port::Clients, listens[0]).await;
+        let bus = network.proxy(at, Port::Bus, listens[1]).await;
         Self { listens, announced: [clients, bus], source: Some(Network::source_of(at)) }
     }
 
-    async fn start(&self, kind: Kind, further: Further<'_>) -> RedisServer {
+    async fn start(&self, kind: Kind, options: ClusterOptions<'_>) -> RedisServer {
         let ip = self.listens[0].ip().to_string();
         let ports = [self.listens, self.announced].concat();
         let [port, bus, announced, announced_bus] =
@@ -226,15 +225,15 @@ impl Place {
             ("replica-announce-ip", ip),
             ("replica-announce-port", announced),
             ("cluster-node-timeout", NODE_TIMEOUT_MS.to_owned()),
-            // A healthy node goes on when another one has died, and a replica stays with its primary.
+            // Healthy nodes continue if another one dies, and a replica stays with its primary.
             ("cluster-require-full-coverage", "no".to_owned()),
             ("cluster-allow-replica-migration", "no".to_owned()),
-            // A resync begins at once, not after five seconds.
+            // A resync starts at once instead of after five seconds.
             ("repl-diskless-sync-delay", "0".to_owned()),
         ];
         settings.extend(self.source.map(|source| ("bind-source-addr", source.to_string())));
         let settings = settings.iter().map(|(name, value)| (*name, value.as_str()));
-        let settings: Vec<_> = settings.chain(further.settings.iter().copied()).collect();
-        RedisServer::start_as(kind, &settings, further.environment).await
+        let settings: Vec<_> = settings.chain(options.settings.iter().copied()).collect();
+        RedisServer::start_as(kind, &settings, options.environment).await
     }
 }

@@ -1,18 +1,20 @@
 //! Calls to core over HTTP.
 
+use std::fmt::Debug;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::client::{Client, Reply};
+use crate::client::{Client, REPEATABLE, Reply};
 use crate::times::from_now;
 
-/// The token of the back end that every core of the tests knows.
+/// The API token that every core in the tests accepts.
 pub const API_TOKEN: &str = "a-back-ends-token-for-the-tests-only";
 
-/// A caller of one core: its back end and its admin.
+/// A client of one core: as its back end and as its admin.
 #[derive(Debug, Clone)]
 pub struct CoreClient {
     pub(crate) client: Client,
@@ -21,49 +23,49 @@ pub struct CoreClient {
     pub(crate) data_dir: PathBuf,
 }
 
-/// A claim's request body.
+/// Returns the request body of a claim.
 pub fn claim_body(campaign: &str, user: &str, key: &str, quantity: u32) -> Value {
     json!({"campaign_id": campaign, "user_id": user, "idempotency_key": key, "quantity": quantity})
 }
 
 impl CoreClient {
-    /// The same caller, who takes the first answer: for tests about availability.
+    /// Returns a client that takes the first answer without retries: for tests about availability.
     #[must_use]
     pub fn once(&self) -> Self {
         Self { client: self.client.once(), ..self.clone() }
     }
 
-    /// Its HTTP client.
+    /// Returns the HTTP client.
     pub fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Where the internal API listens.
+    /// Returns the address of the internal API.
     pub fn listen(&self) -> SocketAddr {
         self.listen
     }
 
-    /// Where the admin API listens.
+    /// Returns the address of the admin API.
     pub fn admin_listen(&self) -> SocketAddr {
         self.admin
     }
 
-    /// A URL of the internal API.
+    /// Returns a URL of the internal API.
     pub fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.listen)
     }
 
-    /// A URL of the admin API.
+    /// Returns a URL of the admin API.
     pub fn admin_url(&self, path: &str) -> String {
         format!("http://{}{path}", self.admin)
     }
 
-    /// The core's data directory.
+    /// Returns the core's data directory.
     pub fn data_dir(&self) -> PathBuf {
         self.data_dir.clone()
     }
 
-    /// The text of a file of the data directory.
+    /// Returns the text of a file in the data directory.
     pub fn data_file(&self, name: &str) -> String {
         let file = self.data_dir.join(name);
         let text =
@@ -71,7 +73,7 @@ impl CoreClient {
         text.trim_end().to_owned()
     }
 
-    /// The admin token that the core has made itself.
+    /// Returns the admin token that core generated.
     pub fn admin_token(&self) -> String {
         self.data_file("admin.token")
     }
@@ -86,7 +88,7 @@ impl CoreClient {
         self.post_claim(&claim_body(campaign, user, key, quantity)).await
     }
 
-    /// Claims one unit as the back end, marked as its first try.
+    /// Claims one unit as the back end, marked as a first try.
     pub async fn first_try(&self, campaign: &str, user: &str, key: &str) -> Reply {
         let url = self.url("/internal/v1/claims");
         let request = self.client().request(Method::POST, &url).bearer_auth(API_TOKEN);
@@ -94,7 +96,7 @@ impl CoreClient {
         self.client().send(request).await.expect("an answer")
     }
 
-    /// Claims units with one request; `Err` when no answer came.
+    /// Claims units with one request; `Err` if no answer arrived.
     pub async fn try_claim(
         &self,
         campaign: &str,
@@ -112,18 +114,17 @@ impl CoreClient {
         self.client().call(Method::POST, &self.url("/internal/v1/claims"), API_TOKEN, body).await
     }
 
-    /// Sends claims in one request, again while one of them is undecided.
+    /// Sends claims in one request, and retries while any claim is undecided.
     pub async fn claim_batch(&self, claims: &[Value]) -> Reply {
         let (url, body) = (self.url("/internal/v1/claims/batch"), json!({ "claims": claims }));
         let mut repetition = self.client.repetition();
         loop {
             let reply = self.client.call(Method::POST, &url, API_TOKEN, &body).await;
-            let is_undecided = reply.status == 200
-                && reply.json()["results"]
-                    .as_array()
-                    .expect("results")
-                    .iter()
-                    .any(|one| one["status"] == 503);
+            let is_undecided =
+                reply.status == 200
+                    && reply.json()["results"].as_array().expect("results").iter().any(|one| {
+                        one["body"]["code"].as_str().is_some_and(|code| REPEATABLE.contains(&code))
+                    });
             if !is_undecided || !repetition.has_time(&reply).await {
                 return Reply { repeats: reply.repeats + repetition.count, ..reply };
             }
@@ -135,12 +136,18 @@ impl CoreClient {
         self.client().call(Method::GET, &self.url(path), API_TOKEN, &Value::Null).await
     }
 
-    /// Looks a claim up.
+    /// Looks up a claim.
     pub async fn look_up(&self, claim_id: &str) -> Reply {
         self.get(&format!("/internal/v1/claims/{claim_id}")).await
     }
 
-    /// The campaign view of the internal API.
+    /// Confirms or returns a claim (`confirm`, `return`) as the back end.
+    pub async fn transition(&self, claim_id: &str, verb: &str) -> Reply {
+        let url = self.url(&format!("/internal/v1/claims/{claim_id}/{verb}"));
+        self.client().call(Method::POST, &url, API_TOKEN, &Value::Null).await
+    }
+
+    /// Returns the campaign view of the internal API.
     pub async fn campaign(&self, id: &str) -> Value {
         self.get(&format!("/internal/v1/campaigns/{id}")).await.expect(200).json()
     }
@@ -150,17 +157,24 @@ impl CoreClient {
         self.client().call(method, &self.admin_url(path), &self.admin_token(), body).await
     }
 
-    /// GET of the admin API.
+    /// Returns the value of a sample of `/metrics`, by its exact name and labels; `None` if there is none.
+    pub async fn metric<T: FromStr<Err: Debug>>(&self, sample: &str) -> Option<T> {
+        let metrics = self.client().try_get(&self.admin_url("/metrics"), "").await.expect("metrics").text();
+        let value = metrics.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '))?;
+        Some(value.trim().parse().expect("a number"))
+    }
+
+    /// Sends a GET request to the admin API.
     pub async fn admin_get(&self, path: &str) -> Reply {
         self.admin(Method::GET, path, &Value::Null).await
     }
 
-    /// POST of the admin API, without a body.
+    /// Sends a POST request without a body to the admin API.
     pub async fn admin_post(&self, path: &str) -> Reply {
         self.admin(Method::POST, path, &Value::Null).await
     }
 
-    /// Creates a campaign that is open, in UTC, with `limits`.
+    /// Creates an open campaign in UTC with `limits`.
     pub async fn create(&self, id: &str, limits: Value) -> Value {
         self.create_with(campaign(id, limits)).await
     }
@@ -170,13 +184,13 @@ impl CoreClient {
         self.admin(Method::POST, "/admin/v1/campaigns", &body).await.expect(201).json()
     }
 
-    /// `pause`, `resume` or `end`.
+    /// Calls `pause`, `resume` or `end`.
     pub async fn set_admin_state(&self, id: &str, verb: &str) -> Reply {
         self.admin_post(&format!("/admin/v1/campaigns/{id}/{verb}")).await
     }
 
-    /// Changes a campaign at the version it is at now. A change whose outcome is unknown is made again, at the version found
-    /// then.
+    /// Changes a campaign at its current version. If the outcome is unknown, repeats the change at the
+    /// version found then.
     pub async fn patch(&self, id: &str, mut change: Value) -> Reply {
         let path = format!("/admin/v1/campaigns/{id}");
         let mut repetition = self.client.repetition();
@@ -188,9 +202,23 @@ impl CoreClient {
             }
         }
     }
+
+    /// Adds a file with one code a line to a campaign with codes.
+    pub async fn add_codes(&self, id: &str, file: &str) -> Reply {
+        let url = self.admin_url(&format!("/admin/v1/campaigns/{id}/codes"));
+        let request = self.client.request(Method::POST, &url).header("Content-Type", "text/csv");
+        let request = request.bearer_auth(self.admin_token()).body(file.to_owned());
+        self.client.send(request).await.expect("an answer")
+    }
+
+    /// Moves the campaign's end into the past. Unlike a campaign created with an end, this gives a test as much time
+    /// for its claims as it needs.
+    pub async fn end_by_time(&self, id: &str) {
+        self.patch(id, json!({"ends_at": from_now(-1)})).await.expect(200);
+    }
 }
 
-/// The create body of a campaign that has been open for a minute, in UTC.
+/// Returns the body that creates a campaign in UTC, open since one minute ago.
 #[allow(clippy::needless_pass_by_value)] // called with `json!(…)` everywhere
 pub fn campaign(id: &str, limits: Value) -> Value {
     json!({"id": id, "name": id, "starts_at": from_now(-60), "limits": limits})

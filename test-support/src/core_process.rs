@@ -1,4 +1,4 @@
-//! A `claimgate serve` of the test's own.
+//! A `claimgate serve` process for a test.
 
 use std::fs::{File, OpenOptions};
 use std::net::SocketAddr;
@@ -9,38 +9,42 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::json;
 use tempfile::TempDir;
 
 use crate::client::client;
-use crate::core_client::{API_TOKEN, CoreClient};
+use crate::core_client::{API_TOKEN, CoreClient, campaign};
 use crate::process::{self, Process, Signal, command, free_address};
 use crate::redis_server::Kind;
 use crate::topology::Topology;
-use crate::wait::{SOON, eventually};
-use crate::{RedisView, Servers, Sql, binary};
+use crate::wait::{SOON, eventually, holds};
+use crate::{RedisView, Reply, Servers, Sql, binary};
 
-/// What a core is started with; by default all that it would do by itself.
+/// Options of a core; by default the core runs without any configuration.
 #[derive(Debug, Default, Clone)]
 pub struct CoreOptions {
     environment: Vec<(String, String)>,
+    removed: Vec<&'static str>,
     flags: Vec<&'static str>,
-    /// `None`: the one that is tested.
+    /// `None` runs the binary under test.
     program: Option<PathBuf>,
-    /// `None`: a free address.
+    /// Limit of open files and connections; `None` inherits the test's limit.
+    descriptors: Option<u32>,
+    /// `None` chooses a free address.
     listen: Option<SocketAddr>,
-    /// `None`: a free address.
+    /// `None` chooses a free address.
     admin: Option<SocketAddr>,
 }
 
 impl CoreOptions {
-    /// With a variable set.
+    /// Sets an environment variable.
     #[must_use]
     pub fn with(mut self, variable: &str, value: impl Into<String>) -> Self {
         self.environment.push((variable.to_owned(), value.into()));
         self
     }
 
-    /// Apart from the slow disk, as is the Redis that it runs: for tests of another fault.
+    /// Exempts core and its own Redis from the slow disk: for tests of another fault.
     #[must_use]
     pub fn on_fast_disk(mut self) -> Self {
         for (name, value) in process::fast_disk() {
@@ -49,28 +53,42 @@ impl CoreOptions {
         self
     }
 
-    /// With a flag of `serve` that no variable stands for.
+    /// Removes a variable that a core gets by default.
+    #[must_use]
+    pub fn without(mut self, variable: &'static str) -> Self {
+        self.removed.push(variable);
+        self
+    }
+
+    /// Adds a flag of `serve` that has no variable.
     #[must_use]
     pub fn with_flag(mut self, flag: &'static str) -> Self {
         self.flags.push(flag);
         self
     }
 
-    /// Another `claimgate` than the one that is tested.
+    /// Runs a different `claimgate` binary instead of the one under test.
     #[must_use]
     pub fn program(mut self, program: PathBuf) -> Self {
         self.program = Some(program);
         self
     }
 
-    /// With the internal API at `listen`, after a restart too.
+    /// Limits the number of open files and connections.
+    #[must_use]
+    pub fn with_descriptors(mut self, descriptors: u32) -> Self {
+        self.descriptors = Some(descriptors);
+        self
+    }
+
+    /// Sets the address of the internal API, which a restart keeps.
     #[must_use]
     pub fn listen_at(mut self, listen: SocketAddr) -> Self {
         self.listen = Some(listen);
         self
     }
 
-    /// With the admin API at `admin`, after a restart too.
+    /// Sets the address of the admin API, which a restart keeps.
     #[must_use]
     pub fn admin_at(mut self, admin: SocketAddr) -> Self {
         self.admin = Some(admin);
@@ -84,17 +102,18 @@ impl CoreOptions {
         core
     }
 
-    /// Starts a core in a directory that the test has prepared, its data directory `data` in it, and waits until it is ready.
+    /// Starts a core in a directory that the test has prepared, with `data` as its data directory, and waits
+    /// until it is ready.
     pub async fn start_in(self, directory: TempDir) -> Core {
         let core = Core::launch_in(Arc::new(directory), self).await;
         core.ready().await;
         core
     }
 
-    /// The servers to start for it: none where core runs its own, or the test names others.
+    /// Starts the servers for this core; `None` if core runs its own Redis or the test names a different one.
     async fn servers(&self) -> Option<Arc<Servers>> {
         let named = self.environment.iter().any(|(name, _)| name == "CLAIMGATE_REDIS_URL");
-        if named || Topology::asked() == Topology::Own {
+        if named || Topology::from_env() == Topology::Own {
             None
         } else {
             Some(Arc::new(Servers::start().await))
@@ -102,7 +121,7 @@ impl CoreOptions {
     }
 }
 
-/// A running core. Its process ends, and its data directory goes, when this is dropped.
+/// A running core. Dropping it ends its process and removes its data directory.
 #[derive(Debug)]
 pub struct Core {
     process: Process,
@@ -121,12 +140,13 @@ impl Deref for Core {
 }
 
 impl Core {
-    /// A core with SQLite and a Redis, its own but on [another topology](Topology), ready.
+    /// Starts a core with SQLite and a Redis server, which core runs itself except on [other
+    /// topologies](Topology); waits until it is ready.
     pub async fn start() -> Self {
         CoreOptions::default().start().await
     }
 
-    /// A core in a fresh data directory, just launched.
+    /// Launches a core in a fresh data directory without waiting.
     pub async fn launch(options: CoreOptions) -> Self {
         let directory = tempfile::Builder::new().prefix("cg-").tempdir().expect("a temporary directory");
         Self::launch_in(Arc::new(directory), options).await
@@ -140,7 +160,15 @@ impl Core {
     fn launch_on(servers: Option<Arc<Servers>>, directory: Arc<TempDir>, options: CoreOptions) -> Self {
         let listen = options.listen.unwrap_or_else(free_address);
         let admin = options.admin.unwrap_or_else(free_address);
-        let mut command = command(&options.program.clone().unwrap_or_else(binary::claimgate));
+        let program = options.program.clone().unwrap_or_else(binary::claimgate);
+        let mut command = match options.descriptors {
+            None => command(&program),
+            Some(descriptors) => {
+                let mut limited = command(Path::new("prlimit"));
+                limited.arg(format!("--nofile={descriptors}:{descriptors}")).arg(program);
+                limited
+            }
+        };
         command
             .arg("serve")
             .args(&options.flags)
@@ -149,10 +177,14 @@ impl Core {
             .env("CLAIMGATE_DATA_DIR", directory.path().join("data"))
             .env("CLAIMGATE_API_TOKENS", format!("shop:{API_TOKEN}"))
             .envs(servers.iter().map(|servers| ("CLAIMGATE_REDIS_URL", servers.url())))
-            .envs(valkey_alone(directory.path()))
+            .envs(path_without_redis(directory.path()))
             .envs(options.environment.iter().map(|(name, value)| (name, value)))
-            .current_dir(directory.path())
-            // As a shell starts it: what a terminal sends goes to the group.
+            .current_dir(directory.path());
+        for variable in &options.removed {
+            command.env_remove(variable);
+        }
+        command
+            // A new process group, as a shell would create, because a terminal sends signals to the group.
             .process_group(0)
             .stdin(Stdio::null())
             .stdout(log_file(directory.path()))
@@ -163,7 +195,7 @@ impl Core {
         Self { process, options, servers, directory, client }
     }
 
-    /// Waits until `/readyz` says so: a replaced Redis is waited for for 30 s.
+    /// Waits until `/readyz` answers 200; core waits up to 30 s for a replaced Redis.
     pub async fn ready(&self) {
         eventually(2 * SOON, || async {
             match self.client().once().try_get(&self.admin_url("/readyz"), "").await {
@@ -175,85 +207,120 @@ impl Core {
         .await;
     }
 
-    /// `kill -9`.
+    /// Sends SIGKILL.
     pub fn kill(&mut self) {
         self.process.kill();
     }
 
-    /// Another core on the same data directory, with the same options, on addresses of its own unless the options name
-    /// them; not yet ready.
+    /// Launches another core on the same data directory with the same options, without waiting. The core gets
+    /// new addresses unless the options set them.
     #[must_use]
     pub fn launch_again(&self) -> Self {
         let (servers, directory) = (self.servers.clone(), Arc::clone(&self.directory));
         Self::launch_on(servers, directory, self.options.clone())
     }
 
-    /// The same of the program that is tested, whatever ran before.
+    /// Launches the binary under test on the same data directory, regardless of the previous program.
     #[must_use]
     pub fn launch_tested(&self) -> Self {
         let options = CoreOptions { program: None, ..self.options.clone() };
         Self::launch_on(self.servers.clone(), Arc::clone(&self.directory), options)
     }
 
-    /// Another core on the same data directory, ready: for after [`Core::kill`] or [`Core::stop`].
+    /// Starts another core on the same data directory and waits until it is ready: for use after
+    /// [`Core::kill`] or [`Core::stop`].
     pub async fn restart(&self) -> Self {
         let core = self.launch_again();
         core.ready().await;
         core
     }
 
-    /// SIGTERM; waits until it has ended, and checks that it ended well.
+    /// Sends SIGTERM, waits for the exit and checks that it succeeded.
     pub async fn stop(&mut self) {
         self.process.signal(Signal::TERM);
         let status = self.process.wait(SOON).await;
         assert!(status.success(), "core ended with {status} on SIGTERM:\n{}", self.log());
     }
 
-    /// Its process.
+    /// Returns the process.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process
     }
 
-    /// The id of its process.
+    /// Returns the process id.
     pub fn pid(&self) -> u32 {
         self.process.pid()
     }
 
-    /// All that it has written to its log.
+    /// Returns the complete log.
     pub fn log(&self) -> String {
         std::fs::read_to_string(log_path(self.directory.path())).unwrap_or_default()
     }
 
-    /// Its SQLite file.
+    /// Waits until one line of the log contains all of `parts`.
+    pub async fn until_logged(&self, within: Duration, parts: &[&str]) {
+        eventually(within, || async {
+            let log = self.log();
+            holds(log.lines().any(|line| parts.iter().all(|part| line.contains(part))), || log.clone())
+        })
+        .await;
+    }
+
+    /// Returns the SQLite database.
     pub fn sql(&self) -> Sql {
         Sql::in_directory(&self.data_dir())
     }
 
-    /// Its Redis, once that answers.
+    /// Opens a connection to core's Redis; waits until Redis answers.
     pub async fn redis(&self) -> RedisView {
         if let Some(servers) = &self.servers {
             return servers.view().await;
         }
-        let socket = self.data_dir().join("redis.sock");
-        let url = format!(
-            "redis+unix://{}?user=claimgate&pass={}",
-            socket.display(),
-            self.data_file("redis.password")
-        );
+        let socket =
+            reqwest::Url::from_file_path(self.data_dir().join("redis.sock")).expect("an absolute path");
+        let password = self.data_file("redis.password");
+        let url = format!("redis+unix://{}?user=claimgate&pass={password}", socket.path());
         eventually(SOON, || async { RedisView::connect(&url).await }).await
     }
 
-    /// The process id of the Redis that it runs.
+    /// Creates the campaign `id` with a single code, which a returned claim has used up. Returns the id of a claim that
+    /// waits for a code.
+    pub async fn run_out_of_codes(&self, id: &str) -> String {
+        let mut body = campaign(id, json!({"total": 0}));
+        body["codes"] = json!(true);
+        self.create_with(body).await;
+        self.add_codes(id, "A\n").await.expect(200);
+        self.patch(id, json!({"limits": {"total": 1}})).await.expect(200);
+        let claim_id = |reply: &Reply| reply.json()["claim"]["id"].as_str().expect("an id").to_owned();
+        let returned = claim_id(&self.claim(id, "first", "k").await);
+        let redis = self.redis().await;
+        redis.relayed(id, SOON).await;
+        self.transition(&returned, "return").await.expect(200);
+        let waits = claim_id(&self.claim(id, "second", "k").await.expect(201));
+        redis.relayed(id, SOON).await;
+        waits
+    }
+
+    /// Returns the process id of the Redis that core runs.
     pub async fn redis_pid(&self) -> u32 {
         let pid = self.redis().await.pid().await;
         assert!(process::runs(pid), "Redis says it is process {pid}");
         pid
     }
 
-    /// Resident memory, in KiB.
+    /// Returns the resident memory, in KiB.
     pub fn resident_kib(&self) -> u64 {
+        self.memory_kib("VmRSS:")
+    }
+
+    /// Returns the peak of the resident memory, in KiB.
+    pub fn peak_kib(&self) -> u64 {
+        self.memory_kib("VmHWM:")
+    }
+
+    fn memory_kib(&self, name: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("core runs");
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).expect(name);
         line.trim().trim_end_matches(" kB").parse().expect("a number of KiB")
     }
 }
@@ -271,18 +338,18 @@ impl Drop for Core {
     }
 }
 
-/// The longest that core itself waits for a decision, and a little.
+/// Slightly longer than core's own deadline for a decision.
 pub const DECISION: Duration = Duration::from_secs(3);
 
-/// The PATH of a core that is to run a Valkey: it takes a Redis where it finds one.
-fn valkey_alone(directory: &Path) -> Option<(&'static str, PathBuf)> {
-    if Kind::asked() == Kind::Redis {
+/// Returns the PATH of a core that must run Valkey, because core prefers `redis-server` if it finds one.
+fn path_without_redis(directory: &Path) -> Option<(&'static str, PathBuf)> {
+    if Kind::from_env() == Kind::Redis {
         return None;
     }
     let programs = directory.join("programs");
     if std::fs::create_dir(&programs).is_ok() {
         let path = std::env::var_os("PATH").expect("a PATH");
-        // What every process is started through.
+        // Programs through which every process is started.
         let starters = ["setpriv", "env"].map(|name| {
             let mut places = std::env::split_paths(&path).map(|place| place.join(name));
             places.find(|file| file.is_file()).expect(name)

@@ -1,4 +1,4 @@
-//! The edge as it runs: the Worker in wrangler's runtime or in plain workerd, in front of a real core.
+//! The edge as deployed: the Worker in wrangler's runtime or in plain workerd, in front of a real core.
 
 use std::fs::{self, File};
 use std::net::SocketAddr;
@@ -17,38 +17,38 @@ use tokio::sync::{OnceCell, RwLock};
 
 use crate::client::{Client, Reply, client};
 use crate::lossy_proxy::LossyProxy;
-use crate::process::{Signal, free_address};
-use crate::topology::asked;
+use crate::process::{Signal, children_of, free_address};
+use crate::topology::from_variable;
 use crate::{Core, eventually, times};
 
-/// wrangler starts within seconds, but not when the whole machine is busy.
+/// Time limit for the start: wrangler takes seconds, but longer on a busy machine.
 pub const EDGE_READY: Duration = Duration::from_secs(120);
 
-/// Worlds outlive the tests that share them, so their calls need a runtime that does too.
+/// The runtime for calls of shared worlds, which outlive the tests that use them.
 pub static EXECUTOR: LazyLock<tokio::runtime::Runtime> =
     LazyLock::new(|| tokio::runtime::Runtime::new().expect("a runtime"));
 
-/// Held for writing by who wants the machine, and both runtimes, for itself.
-pub static TURN: RwLock<()> = RwLock::const_new(());
+/// Write-locked by tests that need the machine and both runtimes for themselves.
+pub static EDGE_LOCK: RwLock<()> = RwLock::const_new(());
 
-/// Ends the whole process group, and removes a directory, when its standard input ends: nothing stays behind, however
-/// the tests end.
-const LEASH: &str =
+/// Ends the whole process group and removes a directory when standard input closes, regardless of how the
+/// tests end.
+const GROUP_SCRIPT: &str =
     r#"directory=$1; shift; "$@" </dev/null & read -r _; sleep 0.2; rm -rf -- "$directory"; kill -KILL 0"#;
 
-/// A program that dies with this process, and everything it has started.
+/// A program that ends, together with everything it started, when this process ends.
 #[derive(Debug)]
-pub struct Leashed {
+pub struct ProcessGroup {
     shell: Child,
 }
 
-impl Leashed {
-    /// Starts `program`, its output going to `log`; `directory` is removed when it is over.
+impl ProcessGroup {
+    /// Starts `program` with its output in `log`. Removes `directory` when the program has ended.
     pub fn start(program: &Command, log: &Path, directory: &Path) -> Self {
         let log = File::create(log).unwrap();
         let mut shell = Command::new("setsid");
         shell
-            .args(["bash", "-c", LEASH, "leash"])
+            .args(["bash", "-c", GROUP_SCRIPT, "leash"])
             .arg(directory)
             .arg(program.get_program())
             .args(program.get_args())
@@ -61,51 +61,60 @@ impl Leashed {
     }
 }
 
-impl Drop for Leashed {
+impl ProcessGroup {
+    /// Returns the program's process id.
+    pub fn pid(&self) -> u32 {
+        children_of(self.shell.id()).first().copied().expect("the program runs")
+    }
+}
+
+impl Drop for ProcessGroup {
     fn drop(&mut self) {
         drop(self.shell.stdin.take());
         let _ = self.shell.wait();
     }
 }
 
-/// The checkout.
+/// Returns the root of the checkout.
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// A directory of this name under `target/tests`, emptied: logs are kept until the next run.
+/// Creates or empties the directory `name` under `target/tests` or `CLAIMGATE_TEST_LOGS`, and returns its
+/// path. Logs are kept until the next run; concurrent runs need separate directories.
 pub fn emptied(name: &str) -> PathBuf {
-    let directory = root().join("target/tests").join(name);
+    let logs = std::env::var("CLAIMGATE_TEST_LOGS").unwrap_or_else(|_| "target/tests".to_owned());
+    let directory = root().join(logs).join(name);
     let _ = fs::remove_dir_all(&directory);
     fs::create_dir_all(&directory).unwrap();
     directory
 }
 
-/// What runs the Worker.
+/// The runtime of the Worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Runtime {
-    /// `wrangler dev`: Cloudflare's runtime behind a proxy that stands for its network.
+    /// `wrangler dev`: Cloudflare's runtime behind a proxy that simulates its network.
     Wrangler,
-    /// `workerd serve edge/workerd.capnp`: as one hosts it oneself.
+    /// `workerd serve edge/workerd.capnp`: the self-hosted edge.
     Workerd,
 }
 
 impl Runtime {
     const NAMED: [(&'static str, Self); 2] = [("workerd", Self::Workerd), ("wrangler", Self::Wrangler)];
 
-    /// The one that `CLAIMGATE_TEST_EDGE` names; plain workerd without it.
-    pub fn asked() -> Self {
-        asked("CLAIMGATE_TEST_EDGE", &Self::NAMED)
+    /// Returns the runtime that `CLAIMGATE_TEST_EDGE` names; workerd by default.
+    pub fn from_env() -> Self {
+        from_variable("CLAIMGATE_TEST_EDGE", &Self::NAMED)
     }
 
-    /// What wrangler.toml says of `environment`, in variables of the other runtime. There the peer's address counts
-    /// unless a header is named; the tests speak for many addresses.
+    /// Translates wrangler.toml's `environment` into variables of workerd. Without a configured header
+    /// workerd uses the peer's address, but the tests simulate many addresses.
     fn variables(self, environment: &str) -> Vec<(&'static str, &'static str)> {
         let mut variables = vec![];
         if self == Self::Workerd {
             variables.push(("CLIENT_ADDRESS", "CF-Connecting-IP"));
             match environment {
-                "local" => variables.push(("DEMO", "1")),
+                "local" => variables.extend([("DEMO", "1"), ("DEFAULT_CAMPAIGN", "demo")]),
                 "test" => variables.extend([("RATE_PER_ADDRESS_LIMIT", "0"), ("RATE_PER_USER_LIMIT", "0")]),
                 _ => {}
             }
@@ -120,7 +129,7 @@ impl Runtime {
         }
     }
 
-    /// The name of its directories under `target/tests`.
+    /// Returns the prefix of this runtime's directories under `target/tests`.
     fn name(self) -> &'static str {
         match self {
             Self::Wrangler => "wrangler",
@@ -129,16 +138,16 @@ impl Runtime {
     }
 }
 
-/// A Worker that runs.
+/// A running Worker.
 #[derive(Debug)]
 pub struct Edge {
-    /// Where it listens.
+    /// The address on which the Worker listens.
     pub listen: SocketAddr,
     log: PathBuf,
-    _process: Leashed,
+    _process: ProcessGroup,
 }
 
-/// Where an edge listens, and keeps its files.
+/// The address and files of an edge.
 #[derive(Debug)]
 struct EdgeFiles {
     listen: SocketAddr,
@@ -146,7 +155,7 @@ struct EdgeFiles {
 }
 
 impl Edge {
-    /// The Worker as `environment` of wrangler.toml has it, with these variables instead of its own or besides them.
+    /// Starts the Worker with `environment` of wrangler.toml; `variables` override or extend it.
     pub async fn start(runtime: Runtime, name: &str, environment: &str, variables: &[(&str, &str)]) -> Self {
         built().await;
         let directory = emptied(&format!("{}-{name}", runtime.name()));
@@ -155,7 +164,7 @@ impl Edge {
         all.extend_from_slice(variables);
         let (listen, log) = (files.listen, files.directory.join("edge.log"));
         let command = runtime.command(&files, environment, &all);
-        let process = Leashed::start(&command, &log, &files.directory.join("state"));
+        let process = ProcessGroup::start(&command, &log, &files.directory.join("state"));
         let (client, url) = (client(), format!("http://{listen}/livez"));
         eventually(EDGE_READY, || async {
             match client.try_get(&url, "").await {
@@ -167,12 +176,12 @@ impl Edge {
         Self { listen, log, _process: process }
     }
 
-    /// What it has logged.
+    /// Returns the log so far.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// A URL of the edge.
+    /// Returns a URL of the edge.
     pub fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.listen)
     }
@@ -185,7 +194,7 @@ pub async fn built() {
     BUILT.get_or_init(build).await;
 }
 
-/// Builds the Worker where that was not done, once: every wrangler would do it by itself, all of them at the same time.
+/// Builds the Worker once if needed: otherwise every wrangler would build it at the same time.
 async fn build() {
     let script = root().join("scripts/build-worker.sh");
     let built = tokio::process::Command::new(&script).output().await.expect("scripts/build-worker.sh");
@@ -213,7 +222,7 @@ fn wrangler(edge: &EdgeFiles, environment: &str, variables: &[(&str, &str)]) -> 
     command
 }
 
-/// The cores of `CORE_URL` are external services here, which no other address can be reached through.
+/// Configures the cores of `CORE_URL` as external services, which restrict the edge to these addresses.
 fn workerd(edge: &EdgeFiles, variables: &[(&str, &str)]) -> Command {
     let cores = variables.iter().rev().find(|(name, _)| *name == "CORE_URL").expect("CORE_URL").1.split(',');
     let mut command = Command::new(tool("workerd"));
@@ -234,31 +243,31 @@ fn workerd(edge: &EdgeFiles, variables: &[(&str, &str)]) -> Command {
     command
 }
 
-/// A program of `node_modules`, or with no name their directory.
+/// Returns the path of a program in `node_modules`; with an empty name, of the directory.
 pub fn tool(name: &str) -> PathBuf {
     root().join("node_modules/.bin").join(name)
 }
 
-/// An edge, the core behind it, and the proxy between them.
+/// An edge, the core behind it, and a proxy between them.
 #[derive(Debug)]
 pub struct World {
     /// The core.
     pub core: Core,
-    /// Between the edge and core.
+    /// The proxy between edge and core.
     pub proxy: LossyProxy,
     /// The edge.
     pub edge: Edge,
     client: Client,
-    _broom: Leashed,
+    _cleanup: ProcessGroup,
 }
 
 impl World {
-    /// A world with the Worker as `environment` has it, and these variables.
+    /// Starts a world with `environment` of wrangler.toml and these variables.
     pub async fn start(runtime: Runtime, name: &str, environment: &str, variables: &[(&str, &str)]) -> Self {
         Self::before(Core::start().await, runtime, name, environment, variables).await
     }
 
-    /// The same before a core that runs.
+    /// Starts the rest of a world around a running core.
     pub async fn before(
         core: Core,
         runtime: Runtime,
@@ -266,10 +275,11 @@ impl World {
         environment: &str,
         variables: &[(&str, &str)],
     ) -> Self {
-        // A world is never dropped, so the core's directory is not removed with it.
+        // A world is never dropped, so its core's directory needs a separate cleanup.
         let mut nothing = Command::new("true");
         nothing.env("LC_ALL", "C");
-        let broom = Leashed::start(&nothing, Path::new("/dev/null"), core.data_dir().parent().unwrap());
+        let cleanup =
+            ProcessGroup::start(&nothing, Path::new("/dev/null"), core.data_dir().parent().unwrap());
         let proxy = LossyProxy::to(core.listen());
         let core_url = format!("http://{}", proxy.listen);
         let (edge_key, user_jwt_key) = (core.data_file("edge.key"), core.data_file("user-jwt.key"));
@@ -280,16 +290,16 @@ impl World {
         ];
         all.extend_from_slice(variables);
         let edge = Edge::start(runtime, name, environment, &all).await;
-        Self { core, proxy, edge, client: client(), _broom: broom }
+        Self { core, proxy, edge, client: client(), _cleanup: cleanup }
     }
 
-    /// `kill -9` of core, and its return.
+    /// Restarts core after a kill, and points the proxy to it.
     pub async fn restart_core(&mut self) {
         self.core = self.core.restart().await;
-        self.proxy.lead_to(self.core.listen());
+        self.proxy.forward_to(self.core.listen());
     }
 
-    /// Ends what a test that failed has left behind, so that the next one fails only for reasons of its own.
+    /// Undoes what a failed test left behind, so that the next test fails only for its own reasons.
     pub async fn heal(&mut self) {
         self.proxy.lose_answers(0);
         self.proxy.lose_all_answers(false);
@@ -300,70 +310,70 @@ impl World {
         }
     }
 
-    /// A request to the edge, to be filled in.
+    /// Starts a request to the edge, for the test to complete.
     pub fn request(&self, method: &str, path: &str) -> RequestBuilder {
         let method: Method = method.parse().expect("a method");
         self.client.request(method, &self.edge.url(path))
     }
 
-    /// Sends it, and repeats it where that may help.
+    /// Sends `request` and retries it if a retry may help.
     pub async fn send(&self, request: RequestBuilder) -> Reply {
         self.client.send(request).await.expect("an answer of the edge")
     }
 
-    /// Sends it, and takes the first answer: for tests about availability.
+    /// Sends `request` once: for tests about availability.
     pub async fn send_once(&self, request: RequestBuilder) -> Reply {
         self.client.once().send(request).await.expect("an answer of the edge")
     }
 
-    /// A claim of one unit to be filled in, of a user with a token.
+    /// Starts a claim of one unit by a user with a token, for the test to complete.
     pub fn claim_request(&self, campaign: &str, user: &str) -> RequestBuilder {
         self.claim_request_at(&self.edge, campaign, user)
     }
 
-    /// The same at another edge of this world's core.
+    /// Returns the same request for a different edge of this core.
     pub fn claim_request_at(&self, edge: &Edge, campaign: &str, user: &str) -> RequestBuilder {
         let url = edge.url(&format!("/v1/campaigns/{campaign}/claims"));
         self.client.request(Method::POST, &url).bearer_auth(self.token(user)).json(&json!({}))
     }
 
-    /// A claim with a key, unmarked, to be sent.
+    /// Returns an unsent claim with a key and without a mark.
     pub fn keyed_request(&self, campaign: &str, user: &str, key: &str) -> RequestBuilder {
         self.claim_request(campaign, user).header("Idempotency-Key", key)
     }
 
-    /// A claim with a key, marked as its first try, to be sent.
+    /// Returns an unsent claim with a key, marked as a first try.
     pub fn first_try_request(&self, campaign: &str, user: &str, key: &str) -> RequestBuilder {
         self.keyed_request(campaign, user, key).header("Claimgate-Attempt", "1")
     }
 
-    /// A claim with a key that is not marked: it may be a retry.
+    /// Sends a claim with a key and without a mark: it may be a retry.
     pub async fn claim(&self, campaign: &str, user: &str, key: &str) -> Reply {
         self.send(self.keyed_request(campaign, user, key)).await
     }
 
-    /// The same claim, asked for once: for tests about availability.
+    /// Sends the same claim once: for tests about availability.
     pub async fn claim_once(&self, campaign: &str, user: &str, key: &str) -> Reply {
         self.send_once(self.keyed_request(campaign, user, key)).await
     }
 
-    /// A claim with a key, marked as its first try.
+    /// Sends a claim with a key, marked as a first try.
     pub async fn first_try(&self, campaign: &str, user: &str, key: &str) -> Reply {
         self.send(self.first_try_request(campaign, user, key)).await
     }
 
-    /// A view of a campaign, to be sent.
+    /// Returns an unsent request for a campaign.
     pub fn view_request(&self, campaign: &str) -> RequestBuilder {
         self.request("GET", &format!("/v1/campaigns/{campaign}"))
     }
 
-    /// The campaign as the edge shows it.
+    /// Returns the campaign as the edge shows it.
     pub async fn view(&self, campaign: &str) -> Reply {
         self.send(self.view_request(campaign)).await
     }
 
-    /// Waits until the edge has seen the campaign in `state`.
-    pub async fn until_seen(&self, campaign: &str, state: &str) {
+    /// Waits until the edge shows the campaign in `state`.
+    pub async fn until_edge_shows(&self, campaign: &str, state: &str) {
         eventually(crate::SOON, || async {
             let seen = self.view(campaign).await.expect(200).json();
             crate::wait::holds(seen["state"] == state, || format!("{campaign} is {}", seen["state"]))
@@ -371,43 +381,44 @@ impl World {
         .await;
     }
 
-    /// A look-up of a claim of the user's, to be sent.
+    /// Returns an unsent lookup of a user's claim.
     pub fn look_up_request(&self, claim_id: &str, user: &str) -> RequestBuilder {
         self.request("GET", &format!("/v1/claims/{claim_id}")).bearer_auth(self.token(user))
     }
 
-    /// A claim of the user's, looked up through the edge.
+    /// Looks up a user's claim through the edge.
     pub async fn look_up(&self, claim_id: &str, user: &str) -> Reply {
         self.send(self.look_up_request(claim_id, user)).await
     }
 
-    /// A token for `user`, good for ten minutes.
+    /// Returns a token for `user` that is valid for ten minutes.
     pub fn token(&self, user: &str) -> String {
         token(&self.core.data_file("user-jwt.key"), user)
     }
 
-    /// A token that says anything, signed with HS256 and the right key.
+    /// Returns a token with arbitrary content, signed with HS256 and the right key.
     pub fn token_of(&self, header: &Value, payload: &Value) -> String {
         signed(&self.core.data_file("user-jwt.key"), header, payload)
     }
 
-    /// What the edge sent to core for the request that `reply` answers.
-    pub fn passed_on(&self, reply: &Reply) -> Vec<String> {
-        self.proxy.said(reply.header("x-request-id"))
+    /// Returns the requests that the edge sent to core for the request that `reply` answers.
+    pub fn forwarded(&self, reply: &Reply) -> Vec<String> {
+        self.proxy.requests_with(reply.header("x-request-id"))
     }
 }
 
-/// What a good token says.
+/// Returns the payload of a valid token.
 pub fn payload(user: &str) -> Value {
     json!({"iss": "claimgate", "aud": "claimgate", "sub": user, "exp": times::now_ms() / 1000 + 600})
 }
 
-/// A token for `user` by the edge's `USER_JWT_KEY`, good for ten minutes.
+/// Returns a token for `user`, signed with the edge's `USER_JWT_KEY` and valid for ten minutes.
 pub fn token(user_jwt_key: &str, user: &str) -> String {
     signed(user_jwt_key, &json!({"alg": "HS256", "typ": "JWT"}), &payload(user))
 }
 
-fn signed(user_jwt_key: &str, header: &Value, payload: &Value) -> String {
+/// Returns a token with arbitrary content, signed with HS256 and the edge's `USER_JWT_KEY`.
+pub fn signed(user_jwt_key: &str, header: &Value, payload: &Value) -> String {
     let key = URL_SAFE_NO_PAD.decode(user_jwt_key).expect("base64url");
     let part = |json: &Value| URL_SAFE_NO_PAD.encode(json.to_string());
     let text = format!("{}.{}", part(header), part(payload));

@@ -1,4 +1,4 @@
-//! The examples in the documents: each is run by a test as it stands there, or left out for a reason that the test gives.
+//! The examples in the documents. Each example is run verbatim by a test, or left out with a reason.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -12,10 +12,10 @@ use crate::edge::root;
 use crate::process::command;
 use crate::{Core, binary};
 
-/// Begins and ends a block.
+/// Marks the beginning and the end of a block.
 const FENCE: &str = "```";
 
-/// The fenced blocks of one document, gone through in their order. One that a test does not expect fails it.
+/// The fenced blocks of one document, visited in order. An unexpected block fails the test.
 #[derive(Debug)]
 pub struct Examples {
     document: &'static str,
@@ -31,7 +31,8 @@ pub struct Example {
 }
 
 impl Examples {
-    /// Those of `document`, a path in the checkout; of a crate's source those in its own documentation.
+    /// Reads the examples of `document`, a path in the checkout; in Rust source, those of its module
+    /// documentation.
     pub fn of(document: &'static str) -> Self {
         let text = fs::read_to_string(root().join(document));
         let mut text = text.unwrap_or_else(|error| panic!("{document}: {error}"));
@@ -42,26 +43,26 @@ impl Examples {
         Self { document, left: blocks(&text).into() }
     }
 
-    /// The next one, which begins with `start`, for the test to run.
+    /// Returns the next example, which must begin with `start`, for the test to run.
     pub fn next(&mut self, start: &str) -> String {
         let Some(Example { line, text, .. }) = self.left.pop_front() else {
-            panic!("{}: there is no further example; the test is to run the one with {start}", self.document)
+            panic!("{}: there are no more examples, but the test expects one with {start}", self.document)
         };
         assert!(
             text.starts_with(start),
-            "{}:{line}: no test runs this example, or says why not; here one with {start} is to come:\n{text}",
+            "{}:{line}: no test runs this example or excludes it; the test expects one with {start} here:\n{text}",
             self.document
         );
         text
     }
 
-    /// Leaves the next one out, which begins with `start`: `why` it cannot be run.
+    /// Skips the next example, which must begin with `start`; `why` is the reason.
     pub fn left_out(&mut self, start: &str, why: &str) {
         self.next(start);
         assert!(!why.is_empty());
     }
 
-    /// Leaves the next one to another test, whose source is `file`: it names the example by `start`, too.
+    /// Checks that another test, in `file`, runs the next example; it must name the example by `start`.
     pub fn run_in(&mut self, start: &str, file: &str) {
         self.next(start);
         let source = fs::read_to_string(root().join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
@@ -71,15 +72,15 @@ impl Examples {
         );
     }
 
-    /// Fails when any is left.
+    /// Fails if any example is left.
     pub fn end(self) {
         if let Some(Example { line, text, .. }) = self.left.front() {
-            panic!("{}:{line}: no test runs this example, or says why not:\n{text}", self.document);
+            panic!("{}:{line}: no test runs this example or excludes it:\n{text}", self.document);
         }
     }
 
-    /// Checks that another language's document has the same ones; drawings may differ.
-    pub fn are_those_of(self, other: Self) {
+    /// Checks that the translation `other` has the same examples, except for diagrams.
+    pub fn assert_same_as(self, other: Self) {
         let texts = |examples: Self| -> Vec<String> {
             let examples = examples.left.into_iter().filter(|example| example.language != "mermaid");
             examples.map(|example| example.text).collect()
@@ -88,17 +89,17 @@ impl Examples {
     }
 }
 
-/// The one example of `document` that begins with `start`.
+/// Returns the only example of `document` that begins with `start`.
 pub fn example(document: &'static str, start: &str) -> String {
     let all = Examples::of(document).left;
     let mut found = all.into_iter().filter(|example| example.text.starts_with(start));
     match (found.next(), found.next()) {
         (Some(example), None) => example.text,
-        (found, _) => panic!("{document}: not one example with {start}: {found:?}"),
+        (found, _) => panic!("{document}: expected exactly one example with {start}: {found:?}"),
     }
 }
 
-/// Documents of the checkout that have examples.
+/// Documents of the checkout that contain examples.
 pub fn documents() -> Vec<String> {
     let mut found = Vec::new();
     let mut directories = vec![PathBuf::new()];
@@ -121,7 +122,7 @@ pub fn documents() -> Vec<String> {
     found
 }
 
-/// The fenced blocks of a text, without the indentation that they have in it.
+/// Returns the fenced blocks of a text, without their indentation.
 fn blocks(text: &str) -> Vec<Example> {
     let mut found = Vec::new();
     let mut open: Option<(Example, usize)> = None;
@@ -143,49 +144,49 @@ fn blocks(text: &str) -> Vec<Example> {
     found
 }
 
-/// Where a reader of the documents sits: a shell in a directory with `data`, `target/debug/claimgate` and
+/// A reader's shell for the documents' examples, in a directory with `data`, `target/debug/claimgate` and
 /// `target/release/claimgate`.
 #[derive(Debug)]
-pub struct Desk {
+pub struct ExampleShell {
     directory: PathBuf,
     environment: Vec<(String, String)>,
     replaced: Vec<(String, String)>,
 }
 
-/// What a command said, and how it ended.
+/// The output and exit status of a command.
 #[derive(Debug)]
-pub struct Said {
-    /// Its exit status.
+pub struct CommandOutput {
+    /// The exit status.
     pub status: i32,
-    /// Its standard output.
+    /// The standard output.
     pub out: String,
-    /// Its standard error.
+    /// The standard error.
     pub err: String,
 }
 
-impl Said {
-    /// Checks how it ended.
+impl CommandOutput {
+    /// Checks the exit status.
     #[must_use]
     pub fn ended(self, status: i32) -> Self {
         assert_eq!(self.status, status, "{self:?}");
         self
     }
 
-    /// Its standard output as JSON.
+    /// Returns the standard output as JSON.
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("no JSON ({error}): {self:?}"))
     }
 
-    /// Checks that it said so.
+    /// Checks that the command printed `words`.
     #[must_use]
-    pub fn said(self, words: &str) -> Self {
-        assert!(self.out.contains(words) || self.err.contains(words), "not said: {words}: {self:?}");
+    pub fn printed(self, words: &str) -> Self {
+        assert!(self.out.contains(words) || self.err.contains(words), "not printed: {words}: {self:?}");
         self
     }
 }
 
-impl Desk {
-    /// In `directory`.
+impl ExampleShell {
+    /// Creates a shell in `directory`.
     pub fn at(directory: &Path) -> Self {
         let programs = directory.join("target/debug");
         for build in [&programs, &directory.join("target/release")] {
@@ -197,7 +198,8 @@ impl Desk {
         Self { directory: directory.to_owned(), environment, replaced: vec![] }
     }
 
-    /// Beside the data directory of `core`, which listens where the documents say that it does.
+    /// Creates a shell beside the data directory of `core`, with the documents' addresses replaced by the
+    /// core's.
     pub fn of(core: &Core) -> Self {
         let (listen, admin) = (core.listen().to_string(), core.admin_listen().to_string());
         Self::at(core.data_dir().parent().expect("its parent"))
@@ -207,21 +209,21 @@ impl Desk {
             .replacing("127.0.0.1:8081", &admin)
     }
 
-    /// With a variable set.
+    /// Sets a variable.
     #[must_use]
     pub fn with(mut self, variable: &str, value: &str) -> Self {
         self.environment.push((variable.to_owned(), value.to_owned()));
         self
     }
 
-    /// With `value` for what stands for it in the examples.
+    /// Replaces `written` in the examples by `value`.
     #[must_use]
     pub fn replacing(mut self, written: &str, value: &str) -> Self {
         self.replaced.push((written.to_owned(), value.to_owned()));
         self
     }
 
-    /// The directory.
+    /// Returns the working directory.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
@@ -231,7 +233,7 @@ impl Desk {
         fs::write(self.directory.join(name), text.to_string()).expect("a file");
     }
 
-    /// The commands of an example as they are run.
+    /// Returns the commands of an example with their values filled in.
     pub fn commands(&self, example: &str) -> Vec<String> {
         example.replace("\\\n", "").lines().map(|line| self.filled_in(line)).collect()
     }
@@ -241,28 +243,28 @@ impl Desk {
         self.replaced.iter().fold(text.to_owned(), fill)
     }
 
-    /// Runs the commands of an example, each by itself; the next after one that fails, too.
-    pub async fn run_each(&self, example: &str) -> Vec<Said> {
-        let mut said = Vec::new();
+    /// Runs the commands of an example separately, even if an earlier one fails.
+    pub async fn run_each(&self, example: &str) -> Vec<CommandOutput> {
+        let mut outputs = Vec::new();
         for line in self.commands(example) {
-            said.push(self.run(&line).await);
+            outputs.push(self.run(&line).await);
         }
-        said
+        outputs
     }
 
     /// Runs an example in one shell, which ends at the first command that fails.
-    pub async fn run(&self, example: &str) -> Said {
+    pub async fn run(&self, example: &str) -> CommandOutput {
         let mut shell = self.shell(example);
         let output = tokio::task::spawn_blocking(move || shell.output()).await.expect("a shell");
         let Output { status, stdout, stderr } = output.expect("a shell");
-        Said {
+        CommandOutput {
             status: status.code().unwrap_or(-1),
             out: String::from_utf8_lossy(&stdout).into_owned(),
             err: String::from_utf8_lossy(&stderr).into_owned(),
         }
     }
 
-    /// The shell that runs an example.
+    /// Returns the shell command that runs an example.
     pub fn shell(&self, example: &str) -> std::process::Command {
         let mut shell = command(Path::new("sh"));
         shell.args(["-ec", &self.filled_in(example)]).current_dir(&self.directory).stdin(Stdio::null());

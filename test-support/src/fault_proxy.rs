@@ -1,4 +1,4 @@
-//! A proxy between core and its Redis or PostgreSQL that breaks connections where a test wants it to.
+//! A proxy between core and its Redis or PostgreSQL that breaks connections on demand.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -14,28 +14,28 @@ use tokio::time::sleep;
 use crate::process::free_address;
 use crate::rng::Rng;
 
-/// What becomes of a call, and of the connection it came on.
+/// The fault that a call and its connection suffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cut {
-    /// The request never arrives; the connection is closed.
+    /// The request never arrives; the connection closes.
     BeforeRequest,
-    /// The request is carried out; its reply is lost with the connection.
+    /// The request is executed; the reply is lost with the connection.
     AfterRequest,
-    /// This number of bytes of the reply arrive, then the connection ends.
+    /// Only this number of bytes of the reply arrive, then the connection closes.
     MidReply(usize),
-    /// The request is carried out; then the connection is reset.
+    /// The request is executed; then the connection is reset.
     Reset,
-    /// The reply comes late.
+    /// The reply arrives late.
     Delay(Duration),
     /// The request never arrives, and the sender gets no error.
     Swallow,
 }
 
-/// What calls the proxy waits for.
+/// The fault and the calls that it affects.
 #[derive(Debug, Clone)]
 struct Fault {
     cut: Cut,
-    /// All of them are in it.
+    /// Byte sequences that a call must all contain.
     marks: Vec<Vec<u8>>,
     in_reply: bool,
     left: usize,
@@ -44,15 +44,15 @@ struct Fault {
 #[derive(Debug)]
 struct Shared {
     fault: Mutex<Option<Fault>>,
-    /// Each packet is delayed by a random time of up to this.
+    /// Each packet is delayed by a random time up to this maximum.
     slow: Mutex<Option<(Duration, Rng)>>,
     injected: watch::Sender<usize>,
     target: watch::Sender<PathBuf>,
-    /// How often the host has vanished, and whether it is gone now.
+    /// Number of times that the host has vanished, and whether it is unreachable now.
     gone: watch::Sender<(usize, bool)>,
 }
 
-/// A TCP proxy to a server on a unix socket; gone, with its connections, when dropped.
+/// A TCP proxy to a server on a unix socket. Dropping it closes all its connections.
 #[derive(Debug)]
 pub struct FaultProxy {
     address: SocketAddr,
@@ -61,7 +61,7 @@ pub struct FaultProxy {
 }
 
 impl FaultProxy {
-    /// In front of the server on the socket `target`.
+    /// Starts a proxy to the server on the socket `target`.
     pub async fn start(target: PathBuf) -> Self {
         let address = free_address();
         let listener = TcpListener::bind(address).await.expect("a free address");
@@ -77,12 +77,12 @@ impl FaultProxy {
         Self { address, shared, accepting }
     }
 
-    /// For `CLAIMGATE_REDIS_URL`.
+    /// Returns the value for `CLAIMGATE_REDIS_URL`.
     pub fn url(&self) -> String {
         format!("redis://{}", self.address)
     }
 
-    /// Where it listens.
+    /// Returns the address on which the proxy listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -94,46 +94,54 @@ impl FaultProxy {
         *self.shared.fault.lock().expect("the fault") = Some(fault);
     }
 
-    /// Holds back the next reply that contains all of `marks` for `delay`.
+    /// Delays the next reply that contains all of `marks` by `delay`.
     pub fn delay_reply(&self, marks: &[&str], delay: Duration) {
         let marks = marks.iter().map(|mark| mark.as_bytes().to_vec()).collect();
         let fault = Fault { cut: Cut::Delay(delay), marks, in_reply: true, left: 1 };
         *self.shared.fault.lock().expect("the fault") = Some(fault);
     }
 
-    /// Holds each packet back for up to `max` from now on, either way.
+    /// Delays each packet in either direction by up to `max` from now on.
     pub fn slow(&self, max: Duration, rng: Rng) {
         *self.shared.slow.lock().expect("the slowness") = Some((max, rng));
     }
 
-    /// Breaks nothing any more.
+    /// Ends the current fault.
     pub fn mend(&self) {
         *self.shared.fault.lock().expect("the fault") = None;
     }
 
-    /// How many calls were broken so far.
+    /// Returns the number of calls broken so far.
     pub fn injected(&self) -> usize {
         *self.shared.injected.borrow()
     }
 
-    /// Waits until `count` calls were broken.
+    /// Waits until `count` calls have been broken.
     pub async fn until_injected(&self, count: usize) {
         let mut injected = self.shared.injected.subscribe();
         injected.wait_for(|so_far| *so_far >= count).await.expect("the proxy runs");
     }
 
-    /// The host behind is gone without a word: nothing that is sent arrives any more, and no sender gets an error. New
-    /// connections are accepted, and hear nothing.
+    /// Simulates a host that vanishes: nothing sent arrives, and no sender gets an error. New connections are
+    /// accepted and get no answer.
     pub fn vanish(&self) {
         self.shared.gone.send_modify(|(times, gone)| (*times, *gone) = (*times + 1, true));
     }
 
-    /// Another host is in its place: new connections reach it, those of before hear nothing for ever.
-    pub fn come_back(&self) {
+    /// Simulates a replaced host: new connections reach it, earlier connections never get an answer.
+    pub fn return_replaced(&self) {
         self.shared.gone.send_modify(|(_, gone)| *gone = false);
     }
 
-    /// Leads to another server from now on: all connections are closed.
+    /// Connects new connections to the server at `target`; existing ones stay with the previous server.
+    pub fn forward_to(&self, target: PathBuf) {
+        self.shared.target.send_if_modified(|now| {
+            *now = target;
+            false
+        });
+    }
+
+    /// Connects to the server at `target` from now on and closes all existing connections.
     pub fn point_at(&self, target: PathBuf) {
         self.shared.target.send_replace(target);
     }
@@ -142,7 +150,7 @@ impl FaultProxy {
 impl Drop for FaultProxy {
     fn drop(&mut self) {
         self.accepting.abort();
-        // Connections end when the target goes.
+        // Connections close when the target changes.
         self.shared.target.send_replace(PathBuf::new());
     }
 }
@@ -158,7 +166,7 @@ impl Shared {
         }
     }
 
-    /// What to do with a chunk: the fault's cut when it is set, waits for this direction, and the mark is in it.
+    /// Returns the cut for a chunk if a fault is armed for this direction and the chunk contains its marks.
     fn caught(&self, bytes: &[u8], in_reply: bool) -> Option<Cut> {
         let mut fault = self.fault.lock().expect("the fault");
         let armed = fault.as_mut().filter(|fault| fault.left > 0 && fault.in_reply == in_reply)?;
@@ -185,7 +193,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
             if is_gone {
                 return silence(client, target).await;
             }
-            // No server there: the client's connection is closed at once, as a dead host's would be.
+            // There is no server: the client's connection closes at once, as with a dead host.
             let Ok(mut server) = UnixStream::connect(to).await else { return };
             let mut client = client;
             let _ = client.set_nodelay(true);
@@ -194,14 +202,14 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
                 _ = target.changed() => return,
                 _ = gone.wait_for(|(now, _)| *now > times) => {}
             }
-            // The server's side stays open too: it has heard of no end.
+            // The server's side also stays open, so the server does not notice that the client is gone.
             silence(client, target).await;
             drop(server);
         });
     }
 }
 
-/// Takes whatever the client sends, and says nothing.
+/// Reads everything the client sends without answering.
 async fn silence(mut client: TcpStream, mut target: watch::Receiver<PathBuf>) {
     let mut bytes = vec![0; 64 * 1024];
     let swallow = async { while client.read(&mut bytes).await.is_ok_and(|count| count > 0) {} };
@@ -211,12 +219,12 @@ async fn silence(mut client: TcpStream, mut target: watch::Receiver<PathBuf>) {
     }
 }
 
-/// Carries both directions until one of them ends, or the fault ends them.
+/// Forwards both directions until one direction ends or the fault ends the connection.
 async fn carry(client: &mut TcpStream, server: &mut UnixStream, shared: &Shared) {
     let reset = {
         let (mut from_client, mut to_client) = client.split();
         let (mut from_server, mut to_server) = server.split();
-        // Set when a request was caught, for its reply.
+        // Set when a request has matched, so that its reply suffers the fault.
         let pending = Mutex::new(None);
         let reset = Mutex::new(false);
         tokio::select! {

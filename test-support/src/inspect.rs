@@ -1,7 +1,8 @@
-//! Redis as it is, read past core; and snapshots of both stores.
+//! Direct access to Redis, bypassing core, and snapshots of both stores.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
@@ -10,33 +11,30 @@ use redis::{AsyncConnectionConfig, Cmd, FromRedisValue, RedisResult};
 use crate::sql::Sql;
 use crate::wait::{SOON, eventually, holds};
 
-/// A connection to a Redis that runs, whose answers are waited for longer than the crate does by itself: a machine that is
-/// busy with other tests may keep Redis waiting.
-///
-/// # Errors
-/// When Redis does not answer.
+/// Opens a connection to a running Redis with a longer response timeout than the crate's default, because
+/// other tests may slow Redis down.
 pub async fn patient_connection(url: &str) -> redis::RedisResult<MultiplexedConnection> {
     let patient = AsyncConnectionConfig::new().set_response_timeout(Some(SOON));
     redis::Client::open(url)?.get_multiplexed_async_connection_with_config(&patient).await
 }
 
-/// Connections to core's Redis: one, or one to each primary of a cluster, by its address.
+/// Connections to core's Redis: one, or one to each primary of a cluster, by address.
 #[derive(Debug, Clone)]
 pub struct RedisView {
     nodes: Vec<(String, MultiplexedConnection)>,
 }
 
-/// A field or a value of Redis.
+/// A field or value of Redis.
 pub type Bytes = Vec<u8>;
 
 impl RedisView {
-    /// Connects to a Redis that runs.
+    /// Connects to a running Redis.
     pub async fn connect(url: &str) -> Result<Self, String> {
         let connection = patient_connection(url).await.map_err(|error| error.to_string())?;
         Ok(Self { nodes: vec![(url.to_owned(), connection)] })
     }
 
-    /// Of the views of a cluster's primaries, each with the address by which the others name it.
+    /// Combines the views of a cluster's primaries, each with the address by which the other nodes name it.
     pub fn of_cluster(primaries: Vec<(String, Self)>) -> Self {
         let nodes = primaries.into_iter().flat_map(|(address, view)| {
             view.nodes.into_iter().map(move |(_, connection)| (address.clone(), connection))
@@ -44,14 +42,14 @@ impl RedisView {
         Self { nodes: nodes.collect() }
     }
 
-    /// The one server that has the keys of `campaign`.
+    /// Returns the server that has the keys of `campaign`.
     pub async fn node_of(&self, campaign: &str) -> Self {
         let (at, _) =
             self.routed::<u64>(redis::cmd("EXISTS").arg(key(campaign, "campaign"))).await.expect("EXISTS");
         Self { nodes: vec![self.nodes[at].clone()] }
     }
 
-    /// Runs `command`, at the node that another one names when it has the keys; and which one that was.
+    /// Runs `command`, following a redirect to another node; returns the index of that node and the reply.
     async fn routed<T: FromRedisValue>(&self, command: &Cmd) -> RedisResult<(usize, T)> {
         let first = command.query_async(&mut self.nodes[0].1.clone()).await;
         let Err(error) = first else { return first.map(|reply| (0, reply)) };
@@ -62,26 +60,26 @@ impl RedisView {
         command.query_async(&mut self.nodes[at].1.clone()).await.map(|reply| (at, reply))
     }
 
-    /// Any command, made by the caller: for words that are no text.
+    /// Runs a prepared command, for arguments that are not text.
     pub async fn run<T: FromRedisValue>(&self, command: &Cmd) -> T {
         self.routed(command).await.unwrap_or_else(|error| panic!("{command:?}: {error}")).1
     }
 
-    /// Any command without a key, on every primary.
+    /// Runs a command without a key on every primary.
     pub async fn query_all<T: FromRedisValue>(&self, words: &[&str]) -> Vec<T> {
-        let asked = self.nodes.iter().map(|node| async move {
+        let replies = self.nodes.iter().map(|node| async move {
             let one = Self { nodes: vec![node.clone()] };
             one.query(words).await
         });
-        join_all(asked).await
+        join_all(replies).await
     }
 
-    /// Any command on a campaign's keys; on a single server, any command at all.
+    /// Runs a command on a campaign's keys; on a single server, any command.
     pub async fn query<T: FromRedisValue>(&self, words: &[&str]) -> T {
         self.try_query(words).await.unwrap_or_else(|error| panic!("{words:?}: {error}"))
     }
 
-    /// The same; `Err` is what went wrong.
+    /// Runs a command on a campaign's keys; returns an error instead of failing the test.
     pub async fn try_query<T: FromRedisValue>(&self, words: &[&str]) -> Result<T, String> {
         let has_key = || words.iter().any(|word| word.starts_with("cg:") && !word.contains('*'));
         assert!(self.nodes.len() == 1 || has_key(), "{words:?}: on which node? `query_all`, or `node_of`");
@@ -90,19 +88,20 @@ impl RedisView {
         self.routed(&command).await.map(|(_, reply)| reply).map_err(|error| error.to_string())
     }
 
-    /// A number of the campaign's state, such as `taken`.
+    /// Returns a number of the campaign's state, such as `taken`.
     pub async fn counter(&self, campaign: &str, field: &str) -> u64 {
         let number = self.state(campaign).await.and_then(|state| state.get(field).copied());
         number.unwrap_or_else(|| panic!("no number {field} of {campaign}"))
     }
 
-    /// All numbers of the campaign's state; `None` while it has none.
+    /// Returns all numbers of the campaign's state; `None` if it has no state.
     pub async fn state(&self, campaign: &str) -> Option<BTreeMap<&'static str, u64>> {
         let bytes: Option<Bytes> = self.query(&["HGET", &key(campaign, "users"), "."]).await;
         numbers(&bytes?)
     }
 
-    /// The records of the campaign's users, and its state, without what core rewrites by itself after a reconnect.
+    /// Returns the records of the campaign's users and its state, without the field that core rewrites after
+    /// a reconnect.
     pub async fn users(&self, campaign: &str) -> BTreeMap<Bytes, Bytes> {
         let mut users: BTreeMap<Bytes, Bytes> = self.query(&["HGETALL", &key(campaign, "users")]).await;
         if let Some(state) = users.get_mut(&b"."[..]) {
@@ -112,7 +111,7 @@ impl RedisView {
         users
     }
 
-    /// Writes another number into the campaign's state, as no core would.
+    /// Overwrites a number in the campaign's state, bypassing core's scripts.
     pub async fn set_counter(&self, campaign: &str, field: &str, number: u64) {
         let users = key(campaign, "users");
         let mut bytes: Bytes = self.query(&["HGET", &users, "."]).await;
@@ -122,22 +121,33 @@ impl RedisView {
         self.run::<()>(redis::cmd("HSET").arg(users).arg(".").arg(bytes)).await;
     }
 
-    /// Entries of the outbox; 1 is the sentinel alone.
+    /// Returns the number of outbox entries; 1 is only the sentinel.
     pub async fn outbox_entries(&self, campaign: &str) -> u64 {
         self.query(&["XLEN", &key(campaign, "outbox")]).await
     }
 
-    /// Fields of the hash of claims that have moved out of their users' records, without the sentinel.
+    /// Waits until everything in the outbox has been relayed.
+    pub async fn relayed(&self, campaign: &str, within: Duration) {
+        eventually(within, || async {
+            let entries = self.outbox_entries(campaign).await;
+            holds(entries == 1, || format!("{entries} entries in the outbox of {campaign}"))
+        })
+        .await;
+    }
+
+    /// Returns the number of claims that were moved from their users' records to the claims key, without the
+    /// sentinel.
     pub async fn moved_claims(&self, campaign: &str) -> u64 {
         self.query::<u64>(&["HLEN", &key(campaign, "claims")]).await - 1
     }
 
-    /// How often Redis has run scripts so far, on all primaries.
+    /// Returns the number of script calls so far, on all primaries.
     pub async fn script_calls(&self) -> u64 {
         self.calls(&["evalsha", "fcall"]).await
     }
 
-    /// How often Redis has run these commands so far, on all primaries; all of them when none is named.
+    /// Returns the number of calls of `commands` so far, on all primaries; of all commands if the list is
+    /// empty.
     pub async fn calls(&self, commands: &[&str]) -> u64 {
         let infos: Vec<String> = self.query_all(&["INFO", "commandstats"]).await;
         let calls = infos.iter().flat_map(|info| info.lines()).filter_map(|line| {
@@ -148,14 +158,14 @@ impl RedisView {
         calls.sum()
     }
 
-    /// The process id of the one server.
+    /// Returns the process id of the only server.
     pub async fn pid(&self) -> u32 {
         let pids = self.pids().await;
-        assert_eq!(pids.len(), 1, "of which node?");
+        assert_eq!(pids.len(), 1, "the process id of which node?");
         pids[0]
     }
 
-    /// The process ids of all primaries.
+    /// Returns the process ids of all primaries.
     pub async fn pids(&self) -> Vec<u32> {
         let infos: Vec<String> = self.query_all(&["INFO", "server"]).await;
         let id = |info: &String| {
@@ -166,9 +176,9 @@ impl RedisView {
     }
 }
 
-/// The numbers of a state behind its identity, with their widths in bytes; `admin_state` is 1 on, 2 paused, 3 ended,
-/// 4 suspended.
-const STATE: [(&str, usize); 16] = [
+/// The numbers of a state after its identity, with their widths in bytes. `admin_state` is 1 on, 2 paused, 3
+/// ended, 4 suspended.
+const STATE: [(&str, usize); 17] = [
     ("admin_state", 1),
     ("sequence", 6),
     ("taken", 6),
@@ -183,11 +193,12 @@ const STATE: [(&str, usize); 16] = [
     ("per_user_per_day", 5),
     ("per_claim", 5),
     ("hold_ms", 6),
-    ("days_until", 6),
+    ("pass_until", 6),
     ("version", 6),
+    ("days_until", 6),
 ];
 
-/// Where the numbers of a state stand; `None` for anything that is no state.
+/// Returns the byte range of each number in a state; `None` if `bytes` is not a state.
 fn places(bytes: &[u8]) -> Option<BTreeMap<&'static str, Range<usize>>> {
     let mut at = 1 + usize::from(*bytes.first()?);
     let mut places = BTreeMap::from([("epoch", 1..6)]);
@@ -198,7 +209,8 @@ fn places(bytes: &[u8]) -> Option<BTreeMap<&'static str, Range<usize>>> {
     (at <= bytes.len()).then_some(places)
 }
 
-/// The numbers of a state, which stands at `.` among a campaign's users; `None` for anything that is no state.
+/// Returns the numbers of a state, which is stored at `.` among a campaign's users; `None` if the bytes are
+/// not a state.
 pub fn numbers(state: &[u8]) -> Option<BTreeMap<&'static str, u64>> {
     places(state)?.into_iter().map(|(name, place)| Some((name, number(state.get(place)?)))).collect()
 }
@@ -208,27 +220,29 @@ fn number(bytes: &[u8]) -> u64 {
 }
 
 /// Length of a claim's record, in bytes.
-const CLAIM_BYTES: usize = 42;
+const CLAIM_BYTES: usize = 43;
 
-/// The last day that a user has claimed on, units taken on it, and units taken at all, from the user's record: counted
-/// before its claims, or what they come to.
+/// Returns the last day on which a user claimed, the units of that day, and all units. These numbers come
+/// from the header of the user's record or, without a header, from its claims.
 pub fn user_counters(record: &[u8]) -> (u64, u64, u64) {
     if !record.len().is_multiple_of(CLAIM_BYTES) {
         return (number(&record[..3]), number(&record[3..8]), number(&record[8..13]));
     }
     let claims = || record.chunks(CLAIM_BYTES);
-    let day_of = |claim: &[u8]| number(&claim[39..]);
+    let day_of = |claim: &[u8]| number(&claim[40..]);
     let units = |claim: &[u8]| if claim[25] <= 2 { number(&claim[21..25]) } else { 0 };
     let day = claims().map(day_of).max().unwrap_or(0);
     (day, claims().filter(|claim| day_of(claim) == day).map(units).sum(), claims().map(units).sum())
 }
 
-/// The name of one of a campaign's keys.
+/// Returns the name of the campaign's key for `what`.
 pub fn key(campaign: &str, what: &str) -> String {
+    let what = if what == "outbox" { "outbox7" } else { what };
     format!("cg:{{{campaign}}}:{what}")
 }
 
-/// All that a campaign's counters are, in Redis and in SQL: equal before and after a call that must change nothing.
+/// Everything that Redis and SQL store for a campaign: equal before and after a call that must change
+/// nothing.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Snapshot {
     campaign: BTreeMap<String, Bytes>,
@@ -240,13 +254,9 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Takes one once the outbox is empty, so that the relay's own work makes no difference.
+    /// Takes a snapshot once the outbox is empty, so that the relay's own work does not show up.
     pub async fn take(redis: &RedisView, sql: &Sql, campaign: &str) -> Self {
-        eventually(SOON, || async {
-            let entries = redis.outbox_entries(campaign).await;
-            holds(entries == 1, || format!("{entries} entries in the outbox"))
-        })
-        .await;
+        redis.relayed(campaign, SOON).await;
         Self {
             campaign: redis.query(&["HGETALL", &key(campaign, "campaign")]).await,
             users: redis.users(campaign).await,

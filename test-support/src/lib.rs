@@ -1,17 +1,17 @@
-//! What the tests stand on: real processes, real calls, and a look at Redis and SQL past core.
+//! The tests' support library: real processes, real calls, and direct access to Redis and SQL.
 
-// `reply.expect(201)` is a whole statement: most tests want no more of an answer than that it was the right one.
+// `reply.expect(201)` is a complete statement: most tests only check the status.
 #![allow(clippy::return_self_not_must_use)]
-// All of this is test code: a failure here is a failed test, and a panic is how a test says so.
+// This is test code: a failure here is a failed test, reported by a panic.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
     clippy::print_stderr,
-    clippy::missing_errors_doc,
     clippy::missing_panics_doc
 )]
 
+pub mod available;
 pub mod binary;
 pub mod browser;
 pub mod certificates;
@@ -26,23 +26,29 @@ pub mod examples;
 pub mod fault_proxy;
 pub mod follower;
 pub mod inspect;
+pub mod issuer;
 pub mod lossy_proxy;
 pub mod network;
 pub mod pair;
+pub mod pgbouncer;
 pub mod postgres;
 pub mod process;
 pub mod promotion;
+pub mod pulse;
 pub mod raw;
 pub mod redis_server;
 pub mod rng;
+pub mod schemathesis;
 pub mod sentinel;
 pub mod servers;
 pub mod signing;
+pub mod small_disk;
 pub mod sql;
 pub mod stand_in;
 pub mod storm;
 pub mod times;
 pub mod topology;
+pub mod turnstile;
 pub mod wait;
 pub mod watched;
 

@@ -1,4 +1,4 @@
-//! A proxy before core or the edge that can lose the answers it carries.
+//! A proxy in front of core or the edge that can lose answers.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-/// What lies between the edge and core, or a browser and the edge. It carries bytes, keeps those of the asking side,
-/// and can lose the answers.
+/// A proxy between edge and core, or browser and edge, which forwards bytes, records requests and can lose
+/// answers.
 #[derive(Debug)]
 pub struct LossyProxy {
-    /// Where the edge finds it.
+    /// The address on which the proxy listens.
     pub listen: SocketAddr,
     lossy: Arc<Lossy>,
 }
@@ -24,11 +24,18 @@ struct Lossy {
     hold: Mutex<Duration>,
     delay: Mutex<Duration>,
     accepted: AtomicUsize,
-    said: Mutex<Vec<Vec<u8>>>,
+    requests: Mutex<Vec<Vec<u8>>>,
+}
+
+/// Requests on one connection that are not answered yet.
+#[derive(Debug, Default)]
+struct Unanswered {
+    post: AtomicBool,
+    report: AtomicBool,
 }
 
 impl LossyProxy {
-    /// A proxy before `core`.
+    /// Starts a proxy in front of `core`.
     pub fn to(core: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let listen = listener.local_addr().unwrap();
@@ -39,7 +46,7 @@ impl LossyProxy {
             hold: Mutex::default(),
             delay: Mutex::default(),
             accepted: AtomicUsize::new(0),
-            said: Mutex::default(),
+            requests: Mutex::default(),
         });
         let carrier = Arc::clone(&lossy);
         thread::spawn(move || {
@@ -52,40 +59,42 @@ impl LossyProxy {
         Self { listen, lossy }
     }
 
-    /// Leads to another core from now on.
-    pub fn lead_to(&self, core: SocketAddr) {
+    /// Forwards to `core` from now on.
+    pub fn forward_to(&self, core: SocketAddr) {
         *self.lossy.core.lock().unwrap() = core;
     }
 
-    /// Loses the next `count` answers to what is posted: it is decided, but no answer arrives.
+    /// Loses the next `count` answers to POST requests other than reports of refusals: core processes the
+    /// requests, but the caller gets no answer.
     pub fn lose_answers(&self, count: usize) {
         self.lossy.to_lose.store(count, Ordering::SeqCst);
     }
 
-    /// From now on an answer that is lost is held back for `hold` first.
+    /// Delays lost answers by `hold` before the connection closes.
     pub fn hold_before_losing(&self, hold: Duration) {
         *self.lossy.hold.lock().unwrap() = hold;
     }
 
-    /// From now on every answer comes later by `delay`.
+    /// Delays every answer by `delay`.
     pub fn delay_answers(&self, delay: Duration) {
         *self.lossy.delay.lock().unwrap() = delay;
     }
 
-    /// Connections that were made to it.
+    /// Returns the number of connections accepted.
     pub fn accepted(&self) -> usize {
         self.lossy.accepted.load(Ordering::SeqCst)
     }
 
-    /// Loses every answer to a claim, until told not to.
+    /// Loses every answer to a POST request while `yes` is set.
     pub fn lose_all_answers(&self, yes: bool) {
         self.lossy.loses_all.store(yes, Ordering::SeqCst);
     }
 
-    /// What the edge sent to core with this in it.
-    pub fn said(&self, needle: &str) -> Vec<String> {
-        let said = self.lossy.said.lock().unwrap();
-        said.iter()
+    /// Returns the recorded requests that contain `needle`.
+    pub fn requests_with(&self, needle: &str) -> Vec<String> {
+        let requests = self.lossy.requests.lock().unwrap();
+        requests
+            .iter()
             .map(|bytes| String::from_utf8_lossy(bytes).into_owned())
             .filter(|text| text.contains(needle))
             .collect()
@@ -96,25 +105,28 @@ impl Lossy {
     fn carry(self: &Arc<Self>, edge: &TcpStream) {
         let Ok(core) = TcpStream::connect(*self.core.lock().unwrap()) else { return };
         let _ = (edge.set_nodelay(true), core.set_nodelay(true));
-        let claim_asked = Arc::new(AtomicBool::new(false));
+        let unanswered = Arc::new(Unanswered::default());
         let there = {
             let (lossy, edge, core) =
                 (Arc::clone(self), edge.try_clone().unwrap(), core.try_clone().unwrap());
-            let claim_asked = Arc::clone(&claim_asked);
-            thread::spawn(move || lossy.there(&edge, &core, &claim_asked))
+            let unanswered = Arc::clone(&unanswered);
+            thread::spawn(move || lossy.there(&edge, &core, &unanswered))
         };
-        self.back(edge, &core, &claim_asked);
+        self.back(edge, &core, &unanswered);
         let _ = (edge.shutdown(Shutdown::Both), core.shutdown(Shutdown::Both));
         let _ = there.join();
     }
 
-    fn there(&self, mut edge: &TcpStream, mut core: &TcpStream, claim_asked: &AtomicBool) {
+    fn there(&self, mut edge: &TcpStream, mut core: &TcpStream, unanswered: &Unanswered) {
         let mut bytes = [0; 16 * 1024];
         while let Ok(count @ 1..) = edge.read(&mut bytes) {
-            if bytes[..count].starts_with(b"POST ") {
-                claim_asked.store(true, Ordering::SeqCst);
+            let head = bytes[..count].split(|byte| *byte == b'\r').next().unwrap_or_default();
+            if head.starts_with(b"POST ") {
+                unanswered.post.store(true, Ordering::SeqCst);
+                // Edges report refusals at any time.
+                unanswered.report.store(head.ends_with(b"/refusals HTTP/1.1"), Ordering::SeqCst);
             }
-            self.said.lock().unwrap().push(bytes[..count].to_vec());
+            self.requests.lock().unwrap().push(bytes[..count].to_vec());
             if core.write_all(&bytes[..count]).is_err() {
                 break;
             }
@@ -122,10 +134,10 @@ impl Lossy {
         let _ = core.shutdown(Shutdown::Both);
     }
 
-    fn back(&self, mut edge: &TcpStream, mut core: &TcpStream, claim_asked: &AtomicBool) {
+    fn back(&self, mut edge: &TcpStream, mut core: &TcpStream, unanswered: &Unanswered) {
         let mut bytes = [0; 16 * 1024];
         while let Ok(count @ 1..) = core.read(&mut bytes) {
-            if claim_asked.swap(false, Ordering::SeqCst) && self.is_to_be_lost() {
+            if self.is_to_be_lost(unanswered) {
                 thread::sleep(*self.hold.lock().unwrap());
                 break;
             }
@@ -137,9 +149,12 @@ impl Lossy {
         }
     }
 
-    fn is_to_be_lost(&self) -> bool {
+    /// Returns whether the answer that has just begun is to be lost.
+    fn is_to_be_lost(&self, unanswered: &Unanswered) -> bool {
+        let is_post = unanswered.post.swap(false, Ordering::SeqCst);
+        let is_report = unanswered.report.swap(false, Ordering::SeqCst);
         let fewer = |count: usize| count.checked_sub(1);
-        self.loses_all.load(Ordering::SeqCst)
-            || self.to_lose.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fewer).is_ok()
+        let loses_one = || self.to_lose.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fewer).is_ok();
+        is_post && (self.loses_all.load(Ordering::SeqCst) || !is_report && loses_one())
     }
 }

@@ -1,6 +1,6 @@
-//! A network between servers that a test can break. Each server announces an address at which a door stands: who comes
-//! through it is known by where it comes from, so that a server can be cut off from the others and not from its callers,
-//! and a replica can be kept from what its primary does.
+//! A network between servers that a test can break. Each server announces the address of a proxy, which
+//! identifies peers by their source address. A test can therefore cut a server off from other servers but not
+//! from callers, and delay or stop replication.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -15,120 +15,120 @@ use tokio::time::sleep;
 
 use crate::process::free_address;
 
-/// What a door leads to.
+/// The port behind a proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Port {
-    /// Where a server's clients and replicas connect.
+    /// The port for a server's clients and replicas.
     Clients,
-    /// Where the nodes of a cluster talk to one another.
+    /// The port on which the nodes of a cluster talk to each other.
     Bus,
 }
 
-/// Who opens a connection.
+/// The peer that opens a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Peer {
     Server(usize),
     Sentinel,
-    /// Core, and all others.
+    /// Core and all other clients.
     Caller,
 }
 
-/// One connection's way.
+/// The route of one connection.
 #[derive(Debug, Clone, Copy)]
-struct Way {
+struct Route {
     from: Peer,
     to: usize,
     port: Port,
 }
 
-/// What is wrong with the network. What it keeps from arriving arrives once it is mended, unless an end was closed.
+/// The faults of the network. Blocked packets arrive once the network is repaired, unless an end was closed.
 #[derive(Debug, Clone, Default)]
-struct Trouble {
-    /// Cut off from the other servers and the sentinels.
+struct NetworkFaults {
+    /// Servers cut off from other servers and sentinels.
     cut_off: BTreeSet<usize>,
-    /// Cut off from callers.
+    /// Servers cut off from callers.
     out_of_reach: BTreeSet<usize>,
-    /// Nothing is replicated to these.
+    /// Servers to which replication is stopped.
     held: BTreeSet<usize>,
-    /// What is replicated to these takes so long.
+    /// Delays of replication to these servers.
     slow: BTreeMap<usize, Duration>,
-    /// No packet of a caller that contains this arrives.
+    /// Packets from callers that contain these bytes do not arrive.
     withheld: Option<&'static [u8]>,
 }
 
-/// Gone, with its doors, when dropped.
+/// Dropping the network closes its proxies.
 #[derive(Debug, Default)]
 pub struct Network {
-    trouble: watch::Sender<Trouble>,
-    doors: Mutex<Vec<JoinHandle<()>>>,
+    faults: watch::Sender<NetworkFaults>,
+    proxies: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Network {
-    /// For the server's setting `bind-source-addr`: the address by which it is known.
+    /// Returns the address that identifies a server, for its setting `bind-source-addr`.
     pub fn source_of(server: usize) -> IpAddr {
         Ipv4Addr::new(127, 255, 1, u8::try_from(server).expect("few servers")).into()
     }
 
-    /// The same for all sentinels.
+    /// Returns the address that identifies all sentinels.
     pub fn source_of_sentinels() -> IpAddr {
         Ipv4Addr::new(127, 255, 2, 1).into()
     }
 
-    /// A door to what this server has at `target`. Returns the address to announce.
-    pub async fn door(&self, server: usize, port: Port, target: SocketAddr) -> SocketAddr {
+    /// Starts a proxy in front of `target` of this server; returns the address to announce.
+    pub async fn proxy(&self, server: usize, port: Port, target: SocketAddr) -> SocketAddr {
         let address = free_address();
         let listener = TcpListener::bind(address).await.expect("a free address");
-        let trouble = self.trouble.subscribe();
+        let faults = self.faults.subscribe();
         let accepting = tokio::spawn(async move {
             while let Ok((client, from)) = listener.accept().await {
-                let way = Way { from: Peer::at(from.ip()), to: server, port };
-                tokio::spawn(carry(client, target, way, trouble.clone()));
+                let route = Route { from: Peer::at(from.ip()), to: server, port };
+                tokio::spawn(carry(client, target, route, faults.clone()));
             }
         });
-        self.doors.lock().expect("the doors").push(accepting);
+        self.proxies.lock().expect("the proxies").push(accepting);
         address
     }
 
-    /// Neither other servers nor sentinels hear of this server, nor it of them; callers still do.
+    /// Cuts the server off from other servers and sentinels, in both directions; callers still reach it.
     pub fn cut_off(&self, server: usize) {
-        self.trouble.send_modify(|now| _ = now.cut_off.insert(server));
+        self.faults.send_modify(|now| _ = now.cut_off.insert(server));
     }
 
-    /// No caller hears of this server any more.
+    /// Cuts the server off from callers.
     pub fn out_of_reach(&self, server: usize) {
-        self.trouble.send_modify(|now| _ = now.out_of_reach.insert(server));
+        self.faults.send_modify(|now| _ = now.out_of_reach.insert(server));
     }
 
-    /// Callers hear of this server again, after [`Self::out_of_reach`].
+    /// Ends [`Self::out_of_reach`] for the server.
     pub fn within_reach(&self, server: usize) {
-        self.trouble.send_modify(|now| _ = now.out_of_reach.remove(&server));
+        self.faults.send_modify(|now| _ = now.out_of_reach.remove(&server));
     }
 
-    /// Nothing that its primary does reaches this server. It stays connected, and may be promoted as it is.
+    /// Stops replication to this server, which stays connected and may be promoted in its current state.
     pub fn hold_replication(&self, server: usize) {
-        self.trouble.send_modify(|now| _ = now.held.insert(server));
+        self.faults.send_modify(|now| _ = now.held.insert(server));
     }
 
-    /// What its primary does reaches this server later by `delay`.
+    /// Delays replication to this server by `delay`.
     pub fn slow_replication(&self, server: usize, delay: Duration) {
-        self.trouble.send_modify(|now| _ = now.slow.insert(server, delay));
+        self.faults.send_modify(|now| _ = now.slow.insert(server, delay));
     }
 
-    /// No packet of a caller in which `mark` occurs arrives.
+    /// Blocks packets of callers that contain `mark`.
     pub fn withhold(&self, mark: &'static [u8]) {
-        self.trouble.send_modify(|now| now.withheld = Some(mark));
+        self.faults.send_modify(|now| now.withheld = Some(mark));
     }
 
-    /// Nothing is wrong any more.
+    /// Ends all faults.
     pub fn mend(&self) {
-        self.trouble.send_modify(|now| *now = Trouble::default());
+        self.faults.send_modify(|now| *now = NetworkFaults::default());
     }
 }
 
 impl Drop for Network {
     fn drop(&mut self) {
-        for door in self.doors.get_mut().expect("the doors") {
-            door.abort();
+        for proxy in self.proxies.get_mut().expect("the proxies") {
+            proxy.abort();
         }
     }
 }
@@ -143,38 +143,43 @@ impl Peer {
     }
 }
 
-impl Trouble {
-    fn lets_pass(&self, way: Way, packet: &[u8]) -> bool {
-        match way.from {
+impl NetworkFaults {
+    fn lets_pass(&self, route: Route, packet: &[u8]) -> bool {
+        match route.from {
             Peer::Caller => {
                 let withheld = |mark: &[u8]| packet.windows(mark.len()).any(|window| window == mark);
-                !self.out_of_reach.contains(&way.to) && !self.withheld.is_some_and(withheld)
+                !self.out_of_reach.contains(&route.to) && !self.withheld.is_some_and(withheld)
             }
-            Peer::Sentinel => !self.cut_off.contains(&way.to),
+            Peer::Sentinel => !self.cut_off.contains(&route.to),
             Peer::Server(from) => {
-                let apart = self.cut_off.contains(&from) || self.cut_off.contains(&way.to);
-                !(apart || way.port == Port::Clients && self.held.contains(&from))
+                let apart = self.cut_off.contains(&from) || self.cut_off.contains(&route.to);
+                !(apart || route.port == Port::Clients && self.held.contains(&from))
             }
         }
     }
 
-    fn delay(&self, way: Way) -> Option<Duration> {
-        match way.from {
-            Peer::Server(from) if way.port == Port::Clients => self.slow.get(&from).copied(),
+    fn delay(&self, route: Route) -> Option<Duration> {
+        match route.from {
+            Peer::Server(from) if route.port == Port::Clients => self.slow.get(&from).copied(),
             _ => None,
         }
     }
 }
 
-/// Carries a connection until one side closes it, or the network is gone.
-async fn carry(mut client: TcpStream, target: SocketAddr, way: Way, trouble: watch::Receiver<Trouble>) {
-    let opened = trouble.clone().wait_for(|now| now.lets_pass(way, &[])).await.is_ok();
+/// Forwards a connection until one side closes it or the network is dropped.
+async fn carry(
+    mut client: TcpStream,
+    target: SocketAddr,
+    route: Route,
+    faults: watch::Receiver<NetworkFaults>,
+) {
+    let opened = faults.clone().wait_for(|now| now.lets_pass(route, &[])).await.is_ok();
     let Some(mut server) = connect(target).await.filter(|_| opened) else { return };
     let _ = client.set_nodelay(true);
     let ((from_client, to_client), (from_server, to_server)) = (client.split(), server.split());
     tokio::select! {
-        () = pump(from_client, to_server, way, trouble.clone()) => {}
-        () = pump(from_server, to_client, way, trouble.clone()) => {}
+        () = pump(from_client, to_server, route, faults.clone()) => {}
+        () = pump(from_server, to_client, route, faults.clone()) => {}
     }
 }
 
@@ -184,18 +189,18 @@ async fn connect(target: SocketAddr) -> Option<TcpStream> {
     Some(server)
 }
 
-/// Also that a side has closed is heard only when the network lets it pass.
+/// Forwards one direction. A closed connection is also reported only when the network allows it.
 async fn pump(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
-    way: Way,
-    mut trouble: watch::Receiver<Trouble>,
+    route: Route,
+    mut faults: watch::Receiver<NetworkFaults>,
 ) {
     let mut bytes = vec![0; 64 * 1024];
     loop {
         let count = from.read(&mut bytes).await.unwrap_or(0);
-        let passed = trouble.wait_for(|now| now.lets_pass(way, &bytes[..count])).await;
-        let Ok(delay) = passed.map(|now| now.delay(way)) else { return };
+        let passed = faults.wait_for(|now| now.lets_pass(route, &bytes[..count])).await;
+        let Ok(delay) = passed.map(|now| now.delay(route)) else { return };
         if let Some(delay) = delay {
             sleep(delay).await;
         }

@@ -1,4 +1,5 @@
-//! Two cores on one Redis and one PostgreSQL, at addresses that outlast their restarts, and an edge before both.
+//! Two cores on one Redis and one PostgreSQL, with addresses that survive restarts, and an edge in front of
+//! both.
 
 use std::path::PathBuf;
 
@@ -12,26 +13,26 @@ use crate::postgres::Postgres;
 use crate::process::{fast_disk, free_address};
 use crate::{Core, CoreOptions, RedisServer, Sql};
 
-/// Both cores and the edge have them.
-const EDGE_KEY: &str = "k1:YSBrZXkgZm9yIHR3byBjb3JlcywgYW5kIG5vbmUgZWxzZQ";
+/// Shared by both cores and the edge.
+pub const EDGE_KEY: &str = "k1:YSBrZXkgZm9yIHR3byBjb3JlcywgYW5kIG5vbmUgZWxzZQ";
 const USER_JWT_KEY: &str = "YSBrZXkgZm9yIHRoZSB1c2VycyBvZiB0d28gb2YgdGhlbQ";
 
-/// Two cores, and what they stand on, which ends after them.
+/// Two cores and their servers, which are stopped after the cores.
 #[derive(Debug)]
 pub struct Pair {
     /// The cores.
     pub cores: [Core; 2],
-    /// On the first core's way to Redis.
+    /// The proxy between the first core and Redis.
     pub proxy: FaultProxy,
-    /// Their Redis, on a fast disk: a slow one would hold both up.
+    /// The cores' Redis server, on a fast disk because a slow one would delay both cores.
     pub server: RedisServer,
-    /// Their database.
+    /// The cores' database.
     pub sql: Sql,
     _postgres: Postgres,
 }
 
 impl Pair {
-    /// Two cores with `options`, ready; `Err` where there is no PostgreSQL.
+    /// Starts two cores with `options` and waits until they are ready; `Err` if there is no PostgreSQL.
     pub async fn start(options: CoreOptions) -> Result<Self, String> {
         let postgres = Postgres::start().await?;
         let url = postgres.database("claimgate").await;
@@ -49,7 +50,7 @@ impl Pair {
         Ok(Self { cores, proxy, server, sql: Sql::open(&url), _postgres: postgres })
     }
 
-    /// An edge that has both cores.
+    /// Starts an edge in front of both cores.
     pub async fn edge(&self, runtime: Runtime, name: &str) -> PairEdge {
         let urls = self.cores.each_ref().map(|core| format!("http://{}", core.listen())).join(",");
         let variables = [("CORE_URL", urls.as_str()), ("EDGE_KEY", EDGE_KEY), ("USER_JWT_KEY", USER_JWT_KEY)];
@@ -57,17 +58,17 @@ impl Pair {
     }
 }
 
-/// An edge before both cores.
+/// An edge in front of both cores.
 #[derive(Debug)]
 pub struct PairEdge {
-    /// It.
+    /// The edge.
     pub edge: Edge,
-    /// For calls to it.
+    /// The client for calls to the edge.
     pub client: Client,
 }
 
 impl PairEdge {
-    /// A claim of one unit by a key, to be marked and sent.
+    /// Returns an unsent claim of one unit by a key, without a mark.
     pub fn claim_request(&self, campaign: &str, user: &str, key: &str) -> RequestBuilder {
         let url = self.edge.url(&format!("/v1/campaigns/{campaign}/claims"));
         let request = self.client.request(Method::POST, &url).bearer_auth(token(USER_JWT_KEY, user));

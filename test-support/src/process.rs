@@ -12,8 +12,8 @@ use rustix::process::{Pid, kill_process, kill_process_group};
 
 type Order = (Command, mpsc::Sender<std::io::Result<Child>>);
 
-/// The kernel ends a child when the *thread* that started it ends (`PR_SET_PDEATHSIG`), and test threads come and
-/// go: so one thread, as old as the process, starts them all.
+/// The thread that starts all child processes. The kernel ends a child when the *thread* that started it ends
+/// (`PR_SET_PDEATHSIG`), and test threads are short-lived.
 static STARTER: LazyLock<Mutex<mpsc::Sender<Order>>> = LazyLock::new(|| {
     let (orders, inbox) = mpsc::channel::<Order>();
     std::thread::spawn(move || {
@@ -24,30 +24,30 @@ static STARTER: LazyLock<Mutex<mpsc::Sender<Order>>> = LazyLock::new(|| {
     Mutex::new(orders)
 });
 
-/// The dynamic linker's variable: `scripts/slow.sh` sets it for all that a test starts.
+/// The dynamic linker's variable, which `scripts/slow.sh` sets for every process that a test starts.
 pub const PRELOAD: &str = "LD_PRELOAD";
 
-/// The variables of a server apart from the slow disk, for tests of another fault: two at once may cost what neither does
-/// (docs/guarantees.md).
+/// Variables that exempt a server from the slow disk: for tests of another fault, because two faults at once
+/// may exceed the guarantees (docs/guarantees.md).
 pub fn fast_disk() -> [(&'static str, PathBuf); 1] {
     [(PRELOAD, PathBuf::new())]
 }
 
-/// Whether `scripts/slow.sh` runs the tests.
+/// Returns whether `scripts/slow.sh` runs the tests.
 pub fn is_slow() -> bool {
     std::env::var_os("CLAIMGATE_TEST_SLOW").is_some()
 }
 
-/// A running process; dropping it kills it.
+/// A running process, killed when dropped.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
 }
 
-/// A command that dies with the test process, with an environment of its own.
+/// Creates a command that ends with the test process and has a clean environment.
 ///
-/// A shell's background job ignores SIGINT and SIGQUIT, and whatever it starts inherits that: the tests of Ctrl-C
-/// have to hold there too.
+/// Background jobs of a shell ignore SIGINT and SIGQUIT, and their children inherit that. The tests of Ctrl-C
+/// must also work there.
 pub fn command(program: &Path) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--", "env", "--default-signal=INT,QUIT"]).arg(program).env_clear();
@@ -60,7 +60,7 @@ pub fn command(program: &Path) -> Command {
 }
 
 impl Process {
-    /// Starts `command`, made by [`command`].
+    /// Starts `command`, which must come from [`command`].
     pub fn start(command: Command) -> Self {
         let (reply, child) = mpsc::channel();
         let name = format!("{command:?}");
@@ -69,7 +69,7 @@ impl Process {
         Self { child: child.unwrap_or_else(|error| panic!("cannot start {name}: {error}")) }
     }
 
-    /// Its id.
+    /// Returns the process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -79,18 +79,18 @@ impl Process {
         signal_pid(self.pid(), signal);
     }
 
-    /// `kill -9`, and waits until it is gone.
+    /// Sends SIGKILL and waits until the process is gone.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// How it ended; `None` while it runs.
+    /// Returns the exit status; `None` while it runs.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("a child can be waited for")
     }
 
-    /// Waits until it ends by itself; fails the test after `within`.
+    /// Waits until the process ends; fails the test after `within`.
     pub async fn wait(&mut self, within: Duration) -> ExitStatus {
         let started = Instant::now();
         loop {
@@ -109,41 +109,43 @@ impl Drop for Process {
     }
 }
 
-/// Sends `signal` to the process `pid`, if it is still there.
+/// Sends `signal` to the process `pid` if it still exists.
 pub fn signal_pid(pid: u32, signal: Signal) {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a process id");
     let _ = kill_process(pid, signal);
 }
 
-/// Sends `signal` to processes.
+/// Sends `signal` to several processes.
 pub fn signal_pids(pids: &[u32], signal: Signal) {
     for pid in pids {
         signal_pid(*pid, signal);
     }
 }
 
-/// Sends `signal` to the process group that `pid` leads, as a terminal does.
+/// Sends `signal` to the process group led by `pid`, as a terminal does.
 pub fn signal_group(pid: u32, signal: Signal) {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a process id");
     kill_process_group(pid, signal).expect("a process group");
 }
 
-/// The processor time that a process has used so far, in milliseconds: the kernel counts it in hundredths of a second.
+/// Returns the processor time that a process has used so far, in milliseconds; the kernel counts in
+/// hundredths of a second.
 pub fn cpu_ms(pid: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process runs");
-    // Behind the name, which may hold anything, the state; utime and stime are the 12th and 13th after it.
+    // The state follows the name, which may contain anything; utime and stime are the 12th and 13th field
+    // after it.
     let fields: Vec<&str> = stat.rsplit(')').next().expect("fields").split_whitespace().collect();
     let ticks = |at: usize| fields[at].parse::<u64>().expect("a number of ticks");
     (ticks(11) + ticks(12)) * 10
 }
 
-/// Whether a process runs: there, and not a zombie that waits to be reaped.
+/// Returns whether a process runs: it exists and is not a zombie.
 pub fn runs(pid: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     status.lines().any(|line| line.starts_with("State:") && !line.contains('Z') && !line.contains('X'))
 }
 
-/// The processes that `parent` has started and that are still its children.
+/// Returns the running child processes of `parent`.
 pub fn children_of(parent: u32) -> Vec<u32> {
     let tasks = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = tasks.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
@@ -155,8 +157,8 @@ fn parent_of(pid: u32) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
 }
 
-/// A free address: no process listens on it. Every test process has a loopback address of its own, so that neither the
-/// ports of outgoing connections nor another run of the tests can take it before it is used.
+/// Returns an address on which no process listens. Every test process uses its own loopback address, so that
+/// neither outgoing connections nor another test run can take the port.
 pub fn free_address() -> SocketAddr {
     static GIVEN: Mutex<Vec<u16>> = Mutex::new(Vec::new());
     let [_, high, middle, low] = std::process::id().to_be_bytes();

@@ -1,4 +1,4 @@
-//! A failover, and how soon claims are decided after it.
+//! Failovers, and how soon claims are decided after them.
 
 use std::time::{Duration, Instant};
 
@@ -18,12 +18,12 @@ use crate::sentinel::SentinelSet;
 use crate::sql::{Claims, Sql};
 use crate::wait::{SOON, eventually, holds};
 
-/// Callers who ask again and again until they have won.
+/// Number of callers that retry until their claim is granted.
 pub const CALLERS: usize = 8;
-/// How often the replicas are asked whether they have been promoted.
-const LOOK: Duration = Duration::from_millis(5);
+/// Interval at which the replicas are polled for a promotion.
+const POLL: Duration = Duration::from_millis(5);
 
-/// Waits until the core's one primary has as many replicas in its set.
+/// Waits until the set of the core's only primary has this number of members.
 pub async fn has_members(core: &Core, members: usize) {
     eventually(2 * SOON, || async {
         let now = core.admin_get("/admin/v1/replication").await.expect(200).json();
@@ -34,7 +34,8 @@ pub async fn has_members(core: &Core, members: usize) {
     .await;
 }
 
-/// Makes the campaign `id` with `count` claims, which core has loaded from SQL into the first of the servers.
+/// Creates the campaign `id` with `count` claims, and waits until core has loaded it from SQL into the first
+/// server.
 pub async fn large_campaign(set: &SentinelSet, core: &Core, sql: &Sql, id: &str, count: u64) {
     core.create(id, json!({"total": 2 * count + 100, "per_user": 4})).await;
     assert_eq!(sql.run(Claims { campaign: id, count }.insert()).await, count);
@@ -48,26 +49,27 @@ pub async fn large_campaign(set: &SentinelSet, core: &Core, sql: &Sql, id: &str,
     .await;
 }
 
-/// When what happened after a promotion, from the moment on that the replica calls itself a primary.
+/// Times of the steps after a promotion, measured from the moment at which the replica reports that it is a
+/// primary.
 #[derive(Debug, Clone, Copy)]
-pub struct Moments {
-    /// When the replica called itself a primary.
+pub struct Timings {
+    /// Time at which the replica reported that it is a primary.
     pub promoted: Instant,
-    /// Most sentinels name it.
+    /// Time until most sentinels name the promoted server.
     pub named: Duration,
-    /// The other replica follows it: before that nothing is acknowledged.
+    /// Time until the other replica follows the promoted server; no claim is acknowledged earlier.
     pub followed: Duration,
-    /// The first of the callers has won.
+    /// Time until the first caller's claim is granted.
     pub won: Duration,
 }
 
-impl Moments {
-    /// What core took, once it could know of the server, and a replica had what it writes.
+impl Timings {
+    /// Returns core's share: the time after it could find the server and a replica was in sync.
     pub fn core(&self) -> Duration {
         self.won.saturating_sub(self.named.max(self.followed))
     }
 
-    /// Where the time has gone.
+    /// Describes the times in one line.
     pub fn line(&self) -> String {
         let Self { named, followed, won, .. } = *self;
         let core = self.core();
@@ -78,27 +80,27 @@ impl Moments {
     }
 }
 
-/// Why another server is promoted.
+/// The reason for a promotion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
     /// The first server is killed.
     Killed,
-    /// An operator asks for it. The first server goes on writing meanwhile, so that the replica which is not promoted has more
-    /// than the one that is, and has to be sent everything again before it counts.
-    Asked,
-    /// An operator asks for it, and has paused the writes of the first server before.
+    /// An operator requests it. The first server keeps accepting writes, so the replica that is not promoted
+    /// is ahead of the promoted one and needs a full resync.
+    Requested,
+    /// An operator requests it after pausing the writes of the first server.
     Planned,
 }
 
-/// Has another server promoted than the first, and callers ask for claims of `campaign` until they win.
-pub async fn fail_over(set: &SentinelSet, core: &Core, campaign: &str, cause: Cause) -> Moments {
+/// Fails over from the first server, while callers send claims of `campaign` until they succeed.
+pub async fn fail_over(set: &SentinelSet, core: &Core, campaign: &str, cause: Cause) -> Timings {
     let begin = async {
         match cause {
             Cause::Killed => {
                 signal_pid(set.servers[0].pid(), Signal::KILL);
                 set.promoted_after(0).await
             }
-            Cause::Asked => set.fail_over().await,
+            Cause::Requested => set.fail_over().await,
             Cause::Planned => {
                 set.pause_writes(0).await;
                 set.fail_over().await
@@ -115,37 +117,38 @@ pub async fn fail_over(set: &SentinelSet, core: &Core, campaign: &str, cause: Ca
         }
         let first = async { callers.join_next().await.unwrap().unwrap() };
         let (named, followed, first) = tokio::join!(named(set, server), followed(set, server), first);
-        Moments { promoted, named: named - promoted, followed: followed - promoted, won: first - promoted }
+        Timings { promoted, named: named - promoted, followed: followed - promoted, won: first - promoted }
     };
     timeout(4 * SOON, async { tokio::join!(begin, won).1 }).await.expect("callers win again")
 }
 
-/// Waits until a replica of the primary at `before` calls itself one; its place, and when that was.
+/// Waits until a replica of the primary `before` reports that it is a primary; returns its index and the
+/// time.
 pub async fn promotion(set: &SentinelSet, before: usize) -> (usize, Instant) {
     loop {
         for replica in (0..set.servers.len()).filter(|server| *server != before) {
-            // By a connection of its own: Sentinel ends those of a server that it promotes.
+            // A separate connection, because Sentinel closes all connections of a server that it promotes.
             let role: Result<String, _> = set.view(replica).await.try_query(&["INFO", "replication"]).await;
             if role.is_ok_and(|role| role.contains("role:master")) {
                 return (replica, Instant::now());
             }
         }
-        sleep(LOOK).await;
+        sleep(POLL).await;
     }
 }
 
-/// Waits until most sentinels name the server at this place.
+/// Waits until most sentinels name the server `server`.
 async fn named(set: &SentinelSet, server: usize) -> Instant {
     loop {
         let named = join_all(set.sentinels.iter().map(|sentinel| set.named_by(sentinel))).await;
         if named.iter().filter(|named| **named == server).count() * 2 > named.len() {
             return Instant::now();
         }
-        sleep(LOOK).await;
+        sleep(POLL).await;
     }
 }
 
-/// Waits until the server at this place has a replica that has all of its writes so far.
+/// Waits until the server `server` has a replica with all of its writes so far.
 async fn followed(set: &SentinelSet, server: usize) -> Instant {
     let promoted = set.view(server).await;
     loop {
@@ -153,11 +156,11 @@ async fn followed(set: &SentinelSet, server: usize) -> Instant {
         if info.is_ok_and(|info| info.contains("state=online")) {
             return Instant::now();
         }
-        sleep(LOOK).await;
+        sleep(POLL).await;
     }
 }
 
-/// Asks until `user` has won; when that was.
+/// Retries until the claim of `user` is granted; returns the time.
 async fn wins(client: &Client, url: &str, campaign: &str, user: &str) -> Instant {
     let body = claim_body(campaign, user, "k", 1);
     loop {

@@ -1,4 +1,4 @@
-//! A Redis or a Valkey outside of core, its clock in the test's hands.
+//! A Redis or Valkey server that core does not run itself, on a clock that the test controls.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -11,32 +11,32 @@ use crate::clock::Clock;
 use crate::process::{Process, command};
 use crate::wait::{SOON, eventually};
 
-/// Which of the two it is.
+/// The kind of server.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Kind {
-    /// The machine's `redis-server`.
+    /// The installed `redis-server`.
     #[default]
     Redis,
-    /// The `valkey-server` that `scripts/setup.sh` has brought.
+    /// The `valkey-server` that `scripts/setup.sh` installs.
     Valkey,
 }
 
 impl Kind {
-    /// The program `server` or `check-aof`.
+    /// Returns the path of the program `server` or `check-aof`.
     pub(crate) fn program(self, what: &str) -> PathBuf {
         match self {
             Self::Redis => format!("redis-{what}").into(),
             Self::Valkey => {
                 let file = tools().join("valkey/bin").join(format!("valkey-{what}"));
-                assert!(file.is_file(), "no {}: `scripts/setup.sh` brings it", file.display());
+                assert!(file.is_file(), "no {}: `scripts/setup.sh` installs it", file.display());
                 file
             }
         }
     }
 }
 
-/// Where `scripts/tools.sh` has the tools that are kept per user.
-fn tools() -> PathBuf {
+/// Returns the directory of the per-user tools that `scripts/tools.sh` installs.
+pub(crate) fn tools() -> PathBuf {
     let directory = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = || directory("XDG_CACHE_HOME").or_else(|| Some(std::env::home_dir()?.join(".cache")));
     directory("CLAIMGATE_TOOLS")
@@ -55,22 +55,22 @@ pub struct RedisServer {
 }
 
 impl RedisServer {
-    /// With fsync on every write, on the machine's clock.
+    /// Starts a server with fsync on every write, on the system clock.
     pub async fn start() -> Self {
         Self::start_with(&[], &[]).await
     }
 
-    /// With fsync on every write, on `clock`.
+    /// Starts a server with fsync on every write, on `clock`.
     pub async fn start_on(clock: &Clock) -> Self {
         Self::start_with(&[], &clock.environment()).await
     }
 
-    /// With further settings (`("appendfsync", "everysec")`) and variables.
+    /// Starts a server with additional settings (`("appendfsync", "everysec")`) and variables.
     pub async fn start_with(settings: &[(&str, &str)], environment: &[(&str, PathBuf)]) -> Self {
-        Self::start_as(Kind::asked(), settings, environment).await
+        Self::start_as(Kind::from_env(), settings, environment).await
     }
 
-    /// One of this kind, with fsync on every write, further settings and variables.
+    /// Starts a server of this kind with fsync on every write, additional settings and variables.
     pub async fn start_as(kind: Kind, settings: &[(&str, &str)], environment: &[(&str, PathBuf)]) -> Self {
         let directory = tempfile::Builder::new().prefix("cgr-").tempdir().expect("a temporary directory");
         let settings: Vec<_> =
@@ -83,7 +83,7 @@ impl RedisServer {
         server
     }
 
-    /// `kill -9`, then the same server again on the same files; waits until it answers.
+    /// Sends SIGKILL, then restarts the server on the same files; waits until the server answers.
     pub async fn kill_and_restart(&mut self) {
         self.process.kill();
         mend(self.kind, self.directory.path());
@@ -91,22 +91,22 @@ impl RedisServer {
         self.view().await;
     }
 
-    /// The id of its process.
+    /// Returns the process id.
     pub fn pid(&self) -> u32 {
         self.process.pid()
     }
 
-    /// Its process.
+    /// Returns the process.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process
     }
 
-    /// For `CLAIMGATE_REDIS_URL`.
+    /// Returns the value for `CLAIMGATE_REDIS_URL`.
     pub fn url(&self) -> String {
         format!("unix://{}", self.directory.path().join("redis.sock").display())
     }
 
-    /// A connection past core, once it answers.
+    /// Opens a connection that bypasses core; waits until the server answers.
     pub async fn view(&self) -> RedisView {
         let url = self.url();
         eventually(SOON, || async {
@@ -118,17 +118,17 @@ impl RedisServer {
     }
 }
 
-/// Takes off the append-only file what was half-written when Redis was killed, as an operator would.
+/// Truncates the half-written end of the append-only file after a kill, as an operator would.
 fn mend(kind: Kind, directory: &Path) {
     let mut check = command(&kind.program("check-aof"));
-    // By the manifest, Valkey's program would take its base file for a broken one.
+    // Given the manifest, Valkey's program would report its base file as broken.
     let files = std::fs::read_dir(directory.join("appendonlydir")).into_iter().flatten().flatten();
     let increments =
         files.map(|file| file.path()).filter(|path| path.to_string_lossy().ends_with(".incr.aof"));
     let Some(last) = increments.max() else { return };
     check.arg("--fix").arg(last);
     let mut check = check.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("check-aof");
-    // One that finds nothing to mend ends without reading its answer.
+    // The program exits without reading its input if there is nothing to repair.
     let _ = check.stdin.take().expect("its input").write_all(b"y\n");
     check.wait().expect("it ends");
 }

@@ -1,18 +1,18 @@
-//! Random numbers from a seed that is printed, so that a failure can be run again with `SEED=`.
+//! Random numbers from a printed seed, so that `SEED=` repeats a failure.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// A small generator (splitmix64): the same numbers for the same seed, for ever.
+/// A small generator (splitmix64): the same seed always gives the same numbers.
 #[derive(Debug, Clone)]
 pub struct Rng(u64);
 
 impl Rng {
-    /// From a seed.
+    /// Creates a generator from a seed.
     pub fn of(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// From `SEED`, or from the clock; prints the seed with the name of `test`.
+    /// Uses `SEED` or the clock as the seed, and prints it with the name of `test`.
     pub fn seeded(test: &str) -> Self {
         let given = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok());
         let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
@@ -21,8 +21,8 @@ impl Rng {
         Self(seed)
     }
 
-    /// The next number.
-    pub fn draw(&mut self) -> u64 {
+    /// Returns the next number.
+    pub fn next_number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -30,8 +30,8 @@ impl Rng {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number of `from..=upto`.
+    /// Returns a number in `from..=upto`.
     pub fn within(&mut self, from: u64, upto: u64) -> u64 {
-        from + self.draw() % (upto - from + 1)
+        from + self.next_number() % (upto - from + 1)
     }
 }

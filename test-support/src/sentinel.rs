@@ -1,4 +1,4 @@
-//! Sentinels, and a primary with two replicas that three of them watch.
+//! A primary with two replicas, watched by three sentinels.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -19,29 +19,29 @@ use crate::redis_server::Kind;
 use crate::wait::{SOON, eventually, holds};
 use crate::{RedisServer, RedisView};
 
-/// The name of what the sentinels watch.
+/// The name of the monitored service.
 pub const SERVICE: &str = "main";
-/// How long a server is silent before a sentinel takes it for down: not for being slow on a busy machine.
+/// Silence after which a sentinel considers a server down; long enough for a busy machine.
 const DOWN_AFTER_MS: u32 = 2000;
-/// How long one try of a failover may take; the next one comes after twice as long.
+/// Time limit of one failover attempt; the next one starts after twice as long.
 const FAILOVER_MS: u32 = 5000;
-/// What a sentinel does every second or ten is done more often, so that a test need not wait for it.
+/// Shorter periods for a sentinel's periodic work, so that tests need not wait.
 const PERIODS: [[&str; 2]; 3] = [["INFO-PERIOD", "500"], ["PING-PERIOD", "200"], ["PUBLISH-PERIOD", "300"]];
 
-/// What sentinels and servers ask of those who connect.
+/// Access settings of sentinels and servers.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Access<'a> {
     /// The sentinels' own password.
     pub sentinel_password: Option<&'a str>,
-    /// The servers speak TLS alone, and the sentinels too but to the test.
+    /// Certificates for servers that accept only TLS. Sentinels also require TLS, except from the test.
     pub tls: Option<&'a Certificates>,
-    /// What servers and sentinels are.
+    /// The kind of servers and sentinels.
     pub kind: Kind,
-    /// What lies between all of them.
+    /// The network between servers and sentinels.
     pub network: Option<&'a Network>,
-    /// Further settings of the servers, which go before the set's own.
+    /// Additional settings of the servers, which override the set's own.
     pub settings: &'a [(&'a str, &'a str)],
-    /// Variables of the servers.
+    /// Environment variables of the servers.
     pub environment: &'a [(&'a str, PathBuf)],
 }
 
@@ -49,7 +49,7 @@ pub struct Access<'a> {
 #[derive(Debug)]
 pub struct Sentinel {
     process: Process,
-    /// Where it listens without TLS.
+    /// The address without TLS.
     plain: SocketAddr,
     address: SocketAddr,
     password: Option<String>,
@@ -57,7 +57,7 @@ pub struct Sentinel {
 }
 
 impl Sentinel {
-    /// A sentinel that watches `primary`; waits until it answers.
+    /// Starts a sentinel that watches `primary`; waits until it answers.
     pub async fn start(primary: SocketAddr, access: Access<'_>) -> Self {
         let (plain, by_tls) = (free_address(), access.tls.map(|_| free_address()));
         let address = by_tls.unwrap_or(plain);
@@ -91,17 +91,17 @@ impl Sentinel {
         sentinel
     }
 
-    /// Where it listens for core.
+    /// Returns the address for core.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Sends its process `signal`.
+    /// Sends `signal` to its process.
     pub fn signal(&self, signal: Signal) {
         self.process.signal(signal);
     }
 
-    /// A connection to it, once it answers.
+    /// Opens a connection to the sentinel; waits until the sentinel answers.
     pub async fn view(&self) -> RedisView {
         let password = self.password.as_ref().map(|password| format!(":{password}@")).unwrap_or_default();
         let url = format!("redis://{password}{}", self.plain);
@@ -111,13 +111,12 @@ impl Sentinel {
         .await
     }
 
-    /// All that it has written to its log.
     fn log(&self) -> String {
         std::fs::read_to_string(self.directory.path().join("sentinel.log")).unwrap_or_default()
     }
 
-    /// What it says of the primary that it watches.
-    async fn told(&self) -> HashMap<String, String> {
+    /// Returns the sentinel's view of the primary that it monitors.
+    async fn monitored(&self) -> HashMap<String, String> {
         self.view().await.query(&["SENTINEL", "MASTER", SERVICE]).await
     }
 }
@@ -129,7 +128,8 @@ fn launch(kind: Kind, directory: &Path) -> Process {
     Process::start(command)
 }
 
-/// Speaks as a sentinel that has missed failovers, and takes itself for the one that knows best; gone when dropped.
+/// A fake sentinel that has missed failovers but claims the highest configuration epoch; stopped when
+/// dropped.
 #[derive(Debug)]
 pub struct StaleSentinel {
     address: SocketAddr,
@@ -138,26 +138,26 @@ pub struct StaleSentinel {
 }
 
 impl StaleSentinel {
-    /// One that names the server at `primary`.
+    /// Starts a fake sentinel that names the server at `primary`.
     pub async fn start(primary: SocketAddr) -> Self {
         let address = free_address();
         let listener = TcpListener::bind(address).await.expect("a free address");
         let names = watch::Sender::new(primary);
-        let told = names.subscribe();
+        let monitored = names.subscribe();
         let accepting = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                tokio::spawn(answer(client, told.clone()));
+                tokio::spawn(answer(client, monitored.clone()));
             }
         });
         Self { address, names, accepting }
     }
 
-    /// Where it listens.
+    /// Returns the address on which the sentinel listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// From now on it names the server at `primary`.
+    /// Names the server at `primary` from now on.
     pub fn names(&self, primary: SocketAddr) {
         self.names.send_replace(primary);
     }
@@ -169,7 +169,7 @@ impl Drop for StaleSentinel {
     }
 }
 
-/// Answers the question for the primary; agrees to all else.
+/// Answers the query for the primary, and acknowledges everything else.
 async fn answer(client: TcpStream, named: watch::Receiver<SocketAddr>) {
     let (read, mut write) = client.into_split();
     let mut lines = BufReader::new(read).lines();
@@ -177,7 +177,7 @@ async fn answer(client: TcpStream, named: watch::Receiver<SocketAddr>) {
         let words: usize = head.trim_start_matches('*').parse().expect("an array");
         let mut command = Vec::new();
         for _ in 0..words {
-            // Its length, which is not needed: no word has a line's end in it.
+            // Skip the word's length, because no word contains a line break.
             let _ = lines.next_line().await;
             command.extend(lines.next_line().await.ok().flatten());
         }
@@ -196,10 +196,10 @@ async fn answer(client: TcpStream, named: watch::Receiver<SocketAddr>) {
     }
 }
 
-/// A primary, two replicas, and three sentinels.
+/// A primary, two replicas and three sentinels.
 #[derive(Debug)]
 pub struct SentinelSet {
-    /// The servers; the first one was the primary at the start.
+    /// The servers; the first one is the initial primary.
     pub servers: Vec<RedisServer>,
     /// The sentinels.
     pub sentinels: Vec<Sentinel>,
@@ -208,18 +208,18 @@ pub struct SentinelSet {
 }
 
 impl SentinelSet {
-    /// Open to all who connect.
+    /// Starts a set without passwords.
     pub async fn start(kind: Kind) -> Self {
         Self::start_with(Access { kind, ..Access::default() }).await
     }
 
-    /// Waits until all know one another.
+    /// Starts a set with access settings; waits until servers and sentinels have found each other.
     pub async fn start_with(access: Access<'_>) -> Self {
         let (mut addresses, mut servers) = (Vec::new(), Vec::new());
         for at in 0..3 {
             let listens = free_address();
             let announced = match access.network {
-                Some(network) => network.door(at, Port::Clients, listens).await,
+                Some(network) => network.proxy(at, Port::Clients, listens).await,
                 None => listens,
             };
             addresses.push(announced);
@@ -238,64 +238,65 @@ impl SentinelSet {
         set
     }
 
-    /// For `CLAIMGATE_REDIS_URL`.
+    /// Returns the value for `CLAIMGATE_REDIS_URL`.
     pub fn url(&self) -> String {
         self.url_with("", SERVICE)
     }
 
-    /// The same with a user of the servers (`user:password@`), for any service.
+    /// Returns the URL with credentials of the servers (`user:password@`), for any service.
     pub fn url_with(&self, user: &str, service: &str) -> String {
         let sentinels: Vec<_> =
             self.sentinels.iter().map(|sentinel| sentinel.address().to_string()).collect();
         format!("{}://{user}{}/{service}", self.scheme, sentinels.join(","))
     }
 
-    /// Where the server at this place listens.
+    /// Returns the address that server `server` announces.
     pub fn address(&self, server: usize) -> SocketAddr {
         self.addresses[server]
     }
 
-    /// A connection to the server at this place, past core.
+    /// Opens a connection to a server, bypassing core.
     pub async fn view(&self, server: usize) -> RedisView {
         self.servers[server].view().await
     }
 
-    /// The place of the primary that a sentinel names.
+    /// Returns the index of the primary that a sentinel names.
     pub async fn named_by(&self, sentinel: &Sentinel) -> usize {
-        self.named_in(&sentinel.told().await)
+        self.index_in(&sentinel.monitored().await)
     }
 
-    fn named_in(&self, told: &HashMap<String, String>) -> usize {
+    fn index_in(&self, monitored: &HashMap<String, String>) -> usize {
         let is = |address: &SocketAddr| {
-            told["ip"] == address.ip().to_string() && told["port"] == address.port().to_string()
+            monitored["ip"] == address.ip().to_string() && monitored["port"] == address.port().to_string()
         };
         self.addresses.iter().position(is).expect("one of the servers")
     }
 
-    /// Has the server at this place write nothing for five seconds. Sentinel cannot demote it before they are over.
+    /// Pauses the server's writes for five seconds. During the pause Sentinel cannot demote the server.
     pub async fn pause_writes(&self, server: usize) {
         self.view(server).await.query::<()>(&["CLIENT", "PAUSE", "5000", "WRITE"]).await;
     }
 
-    /// Asks for a failover, as an operator does, and waits until another server is the primary that all name. Returns its
-    /// place.
+    /// Requests a failover, as an operator does, and waits until all sentinels name a different primary;
+    /// returns its index.
     pub async fn fail_over(&self) -> usize {
-        let (asked, before) = (&self.sentinels[0], self.named_by(&self.sentinels[0]).await);
-        let view = asked.view().await;
-        // A sentinel gives one up whose replica takes too long, and an operator asks again.
+        let (sentinel, before) = (&self.sentinels[0], self.named_by(&self.sentinels[0]).await);
+        let view = sentinel.view().await;
+        // A sentinel aborts a failover whose replica takes too long; the request is then repeated.
         eventually(2 * SOON, || async {
-            let told = asked.told().await;
-            let is_done = self.named_in(&told) != before;
-            if !is_done && !told["flags"].contains("failover_in_progress") {
+            let monitored = sentinel.monitored().await;
+            let is_done = self.index_in(&monitored) != before;
+            if !is_done && !monitored["flags"].contains("failover_in_progress") {
                 view.try_query::<String>(&["SENTINEL", "FAILOVER", SERVICE]).await?;
             }
-            holds(is_done, || "under way".to_owned())
+            holds(is_done, || "in progress".to_owned())
         })
         .await;
         self.promoted_after(before).await
     }
 
-    /// Waits until all sentinels name another server than the one at `before`, and that is a primary. Returns its place.
+    /// Waits until all sentinels name the same server other than `before`, and that server is a primary;
+    /// returns its index.
     pub async fn promoted_after(&self, before: usize) -> usize {
         eventually(2 * SOON, || async {
             let named = join_all(self.sentinels.iter().map(|sentinel| self.named_by(sentinel))).await;
@@ -309,14 +310,14 @@ impl SentinelSet {
         .await
     }
 
-    /// Waits until each sentinel knows the others, and two replicas that follow.
+    /// Waits until each sentinel reports the other sentinels and two replicas that follow.
     pub async fn settled(&self) {
         for sentinel in &self.sentinels {
             eventually(2 * SOON, || async {
-                let told = sentinel.told().await;
-                let known = (told["num-slaves"].as_str(), told["num-other-sentinels"].as_str());
-                holds(known == ("2", "2") && told["flags"] == "master", || {
-                    format!("{told:?}\n{}", sentinel.log())
+                let monitored = sentinel.monitored().await;
+                let known = (monitored["num-slaves"].as_str(), monitored["num-other-sentinels"].as_str());
+                holds(known == ("2", "2") && monitored["flags"] == "master", || {
+                    format!("{monitored:?}\n{}", sentinel.log())
                 })?;
                 let replicas: Vec<HashMap<String, String>> =
                     sentinel.view().await.query(&["SENTINEL", "REPLICAS", SERVICE]).await;
@@ -330,8 +331,8 @@ impl SentinelSet {
     }
 }
 
-/// Of a server that listens at one address and announces the same or another: on the loopback network its connections may
-/// come from anywhere.
+/// Returns the settings of a server that listens on one address and announces the same or a different one.
+/// Protected mode is off, since connections may come from any loopback address.
 fn settings(
     listens: SocketAddr,
     announced: SocketAddr,
@@ -346,7 +347,7 @@ fn settings(
         ("protected-mode", "no".to_owned()),
         ("replica-announce-ip", announced.ip().to_string()),
         ("replica-announce-port", announced.port().to_string()),
-        // A resync begins at once, not after five seconds.
+        // A resync starts at once instead of after five seconds.
         ("repl-diskless-sync-delay", "0".to_owned()),
     ]);
     settings.extend(primary.map(|primary| ("replicaof", format!("{} {}", primary.ip(), primary.port()))));

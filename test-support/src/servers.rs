@@ -1,11 +1,11 @@
-//! The servers of the topology that the tests run on, for one test.
+//! The Redis servers of the configured topology, for one test.
 
 use std::path::PathBuf;
 
 use futures_util::future::join_all;
 
 use crate::clock::{Clock, FrozenClock};
-use crate::cluster::{ClusterSet, Further};
+use crate::cluster::{ClusterOptions, ClusterSet};
 use crate::redis_server::Kind;
 use crate::sentinel::{Access, SERVICE, SentinelSet};
 use crate::times::now_ms;
@@ -13,52 +13,52 @@ use crate::topology::Topology;
 use crate::wait::{SOON, eventually, holds};
 use crate::{RedisServer, RedisView};
 
-/// No server is taken for failed, whatever the machine is busy with and wherever a test moves the clock: failovers have
-/// tests of their own. In seconds: the longest that a replica may be told to wait.
+/// Timeouts that never expire, regardless of load and the test's clock, because separate tests cover
+/// failovers. The value is in seconds, the maximum for a replica.
 const NEVER_S: &str = "2147483647";
 const NEVER_MS: &str = "2147483647000";
-/// The same for a sentinel, which is on the machine's clock.
+/// The corresponding timeout of a sentinel, which uses the system clock.
 const SENTINEL_NEVER_MS: &str = "3600000";
 
-/// One server, or a set of them. Without failovers the first server of a set and the first three nodes of a cluster stay
-/// the primaries.
+/// One server or a set of servers. Without failovers the first server of a set and the first three nodes of a
+/// cluster stay primaries.
 #[derive(Debug)]
 pub enum Servers {
-    /// Also where core would run its own, and the test wants one that is not core's.
+    /// One server, also used if core would run its own Redis but the test needs an external server.
     One(RedisServer),
-    /// Watched by sentinels.
+    /// Servers watched by sentinels.
     Sentinel(SentinelSet),
-    /// Sharing the slots.
+    /// Nodes that share the slots.
     Cluster(ClusterSet),
 }
 
 impl Servers {
-    /// With fsync on every write, on the machine's clock.
+    /// Starts servers with fsync on every write, on the system clock.
     pub async fn start() -> Self {
         Self::start_with(&[], &[]).await
     }
 
-    /// The same on `clock`.
+    /// Starts servers on `clock`.
     pub async fn start_on(clock: &Clock) -> Self {
         Self::start_with(&[], &clock.environment()).await
     }
 
-    /// The same on a clock that stands still.
+    /// Starts servers on a frozen clock.
     pub async fn start_frozen(clock: &FrozenClock) -> Self {
         let environment = clock.environment();
         let starting = Self::start_with(&[], &environment);
-        if Topology::asked() == Topology::Cluster {
+        if Topology::from_env() == Topology::Cluster {
             clock.running_behind(starting).await
         } else {
             starting.await
         }
     }
 
-    /// With further settings (`("appendfsync", "everysec")`) and variables.
+    /// Starts servers with additional settings (`("appendfsync", "everysec")`) and variables.
     pub async fn start_with(settings: &[(&str, &str)], environment: &[(&str, PathBuf)]) -> Self {
-        let kind = Kind::asked();
+        let kind = Kind::from_env();
         let patient = [settings, &[("repl-timeout", NEVER_S)]].concat();
-        match Topology::asked() {
+        match Topology::from_env() {
             Topology::Own | Topology::Primary => {
                 Self::One(RedisServer::start_as(kind, settings, environment).await)
             }
@@ -73,13 +73,13 @@ impl Servers {
             }
             Topology::Cluster => {
                 let patient = [&patient[..], &[("cluster-node-timeout", NEVER_MS)]].concat();
-                let further = Further { settings: &patient, environment, ..Further::default() };
-                Self::Cluster(ClusterSet::start_with(kind, further).await)
+                let options = ClusterOptions { settings: &patient, environment, ..ClusterOptions::default() };
+                Self::Cluster(ClusterSet::start_with(kind, options).await)
             }
         }
     }
 
-    /// For `CLAIMGATE_REDIS_URL`.
+    /// Returns the value for `CLAIMGATE_REDIS_URL`.
     pub fn url(&self) -> String {
         match self {
             Self::One(server) => server.url(),
@@ -88,15 +88,15 @@ impl Servers {
         }
     }
 
-    /// The server, on a topology with one: [`only_on!`](crate::only_on) `(ONE_SERVER, …)`.
+    /// Returns the only server, for tests with [`only_on!`](crate::only_on) `(ONE_SERVER, …)`.
     pub fn one(&mut self) -> &mut RedisServer {
         match self {
             Self::One(server) => server,
-            set => panic!("the test has not said that it wants one server, and got {set:?}"),
+            set => panic!("the test needs `only_on!(ONE_SERVER, …)`, but got {set:?}"),
         }
     }
 
-    /// A connection to the servers that have the keys, past core.
+    /// Opens a connection to the servers that have the keys, bypassing core.
     pub async fn view(&self) -> RedisView {
         match self {
             Self::One(server) => server.view().await,
@@ -111,44 +111,45 @@ impl Servers {
         }
     }
 
-    /// The process ids of the primaries.
+    /// Returns the process ids of the primaries.
     pub fn pids(&self) -> Vec<u32> {
         self.primaries().into_iter().map(RedisServer::pid).collect()
     }
 
-    /// Moves `clock`, on which they run, by milliseconds from the real time, and waits until every primary has heard: a Valkey
-    /// takes the time of the first command after a rest from before it.
+    /// Sets the offset of `clock`, on which the servers run, and waits until every primary shows the new
+    /// time. After an idle period Valkey still uses the old time for its first command.
     pub async fn move_clock(&self, clock: &Clock, ms: i64) {
-        // They round it.
+        // Servers round the time.
         let first = now_ms() + ms - 5;
         clock.move_by_ms(ms);
         self.have_time(|time| (first..=now_ms() + ms + 5).contains(&time)).await;
     }
 
-    /// The same for servers that were started on this clock, which stands still.
+    /// Sets the servers' frozen clock, and waits until every primary shows the new time.
     pub async fn set_frozen_clock(&self, clock: &mut FrozenClock, now_ms: i64) {
         clock.set_ms(now_ms);
         self.have_time(|time| time == now_ms).await;
     }
 
-    /// Waits until every primary has a time, in milliseconds since 1970, that is right.
+    /// Waits until every primary has a time, in milliseconds since 1970, for which `is_right` holds.
     async fn have_time(&self, is_right: impl Fn(i64) -> bool) {
         let view = self.view().await;
         eventually(SOON, || async {
-            let told: Vec<(i64, i64)> = view.query_all(&["TIME"]).await;
-            holds(told.iter().all(|(s, us)| is_right(s * 1000 + us / 1000)), || format!("{told:?}"))
+            let times: Vec<(i64, i64)> = view.query_all(&["TIME"]).await;
+            holds(times.iter().all(|(s, us)| is_right(s * 1000 + us / 1000)), || format!("{times:?}"))
         })
         .await;
     }
 
-    /// `kill -9` of every primary.
+    /// Sends SIGKILL to every primary.
     pub fn kill(&mut self) {
         for server in self.primaries_mut() {
             server.process().kill();
         }
     }
 
-    /// `kill -9` of every primary, then the same servers again on the same files; waits until they serve.
+    /// Sends SIGKILL to every primary, then starts the same servers on the same files; waits until they
+    /// serve.
     pub async fn kill_and_restart(&mut self) {
         self.kill();
         join_all(self.primaries_mut().iter_mut().map(RedisServer::kill_and_restart)).await;
@@ -163,7 +164,7 @@ impl Servers {
         }
     }
 
-    /// The same for servers that were started on this clock.
+    /// Sends SIGKILL to every primary on a frozen clock, then restarts the same servers.
     pub async fn kill_and_restart_frozen(&mut self, clock: &FrozenClock) {
         if matches!(self, Self::Cluster(_)) {
             clock.running_behind(self.kill_and_restart()).await;

@@ -1,4 +1,4 @@
-//! The database past core, SQLite or PostgreSQL alike: read, locked, and filled.
+//! Direct access to the database, bypassing core, for both SQLite and PostgreSQL.
 
 use std::path::Path;
 
@@ -8,47 +8,47 @@ use sqlx::{Any, AnyPool, Row as _};
 
 use crate::wait::{SOON, eventually, holds};
 
-/// A claim's row, as far as both databases spell it alike.
+/// A claim's row, with the columns that both databases store in the same form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SqlClaim {
     /// The claim's id.
     pub id: String,
-    /// Its user.
+    /// The user's id.
     pub user_id: String,
-    /// Units.
+    /// Number of units.
     pub quantity: u64,
-    /// `granted`, …
+    /// The status, such as `granted`.
     pub status: String,
-    /// Of the Redis that granted it.
+    /// The epoch in which Redis granted the claim.
     pub epoch: u64,
-    /// Raised by every change of it.
+    /// The revision, which every change of the claim raises.
     pub revision: u64,
-    /// Its place.
+    /// The sequence number.
     pub sequence: u64,
-    /// Days since 1970.
+    /// The day on which the claim counts, in days since 1970.
     pub day: u64,
-    /// When it was decided, in milliseconds since 1970.
+    /// Time of the decision, in milliseconds since 1970.
     pub claimed_at: i64,
 }
 
 impl SqlClaim {
-    /// Whether its units are taken.
+    /// Returns whether the claim's units are taken.
     pub fn stands(&self) -> bool {
         ["granted", "held"].contains(&self.status.as_str())
     }
 }
 
-/// Claims to fill a database with: of half as many users, one unit each, sequences 1 to `count`.
+/// Claims for a test database: two for each user, one unit each, sequence numbers 1 to `count`.
 #[derive(Debug, Clone, Copy)]
 pub struct Claims<'a> {
-    /// Their campaign.
+    /// The campaign.
     pub campaign: &'a str,
     /// Number of claims.
     pub count: u64,
 }
 
 impl Claims<'_> {
-    /// One statement that both databases understand, for [`Sql::run`].
+    /// Returns a statement for [`Sql::run`] that both databases accept.
     pub fn insert(&self) -> String {
         let Self { campaign, count } = self;
         format!(
@@ -61,17 +61,17 @@ impl Claims<'_> {
     }
 }
 
-/// Campaigns to fill a database with: `live1` … of ten units, which Redis does not hold yet, and `over1` … that were evicted.
+/// Campaigns for a test database: `live1` … with ten units, not yet in Redis, and `over1` …, already evicted.
 #[derive(Debug, Clone, Copy)]
 pub struct Campaigns {
     /// Number of campaigns without an end.
     pub live: u64,
-    /// Number of campaigns that are over.
+    /// Number of ended campaigns.
     pub ended: u64,
 }
 
 impl Campaigns {
-    /// One statement that both databases understand, for [`Sql::run`].
+    /// Returns a statement for [`Sql::run`] that both databases accept.
     pub fn insert(&self) -> String {
         let (live, all) = (self.live, self.live + self.ended);
         format!(
@@ -94,10 +94,12 @@ pub struct Sql {
     is_sqlite: bool,
 }
 
-/// Tables of claims and campaigns, those first that others refer to.
-const TABLES: [&str; 9] = [
+/// Tables of claims and campaigns; referenced tables come first.
+const TABLES: [&str; 11] = [
     "campaigns",
     "claims",
+    "codes",
+    "code_audit",
     "audit",
     "claim_audit",
     "additions",
@@ -107,24 +109,25 @@ const TABLES: [&str; 9] = [
     "last_audit",
 ];
 
-/// Writers wait until this is released.
+/// A lock that blocks writers until released.
 #[derive(Debug)]
-pub struct Held(PoolConnection<Any>);
+pub struct WriteLock(PoolConnection<Any>);
 
 impl Sql {
-    /// The database at `url`.
+    /// Opens the database at `url`.
     pub fn open(url: &str) -> Self {
         sqlx::any::install_default_drivers();
         let pool = AnyPoolOptions::new().max_connections(4).connect_lazy(url);
         Self { pool: pool.expect("a database's address"), is_sqlite: url.starts_with("sqlite") }
     }
 
-    /// The SQLite file of the data directory `data`.
+    /// Opens the SQLite file in the data directory `data`.
     pub fn in_directory(data: &Path) -> Self {
-        Self::open(&format!("sqlite://{}?mode=rw", data.join("claimgate.sqlite").display()))
+        let file = reqwest::Url::from_file_path(data.join("claimgate.sqlite")).expect("an absolute path");
+        Self::open(&format!("sqlite://{}?mode=rw", file.path()))
     }
 
-    /// All claims of a campaign in the order of their sequence.
+    /// Returns all claims of a campaign by sequence number.
     pub async fn claims(&self, campaign: &str) -> Vec<SqlClaim> {
         let query = "SELECT campaign_id || '.' || user_id || '.' || digest, user_id, quantity, status, epoch, revision, sequence, day, claimed_at FROM claims \
                      WHERE campaign_id = $1 ORDER BY sequence, epoch";
@@ -132,24 +135,25 @@ impl Sql {
         rows.await.expect("claims").iter().map(read).collect()
     }
 
-    /// Waits until SQL holds `count` claims of the campaign, and returns them.
+    /// Waits until SQL has `count` claims of the campaign, and returns them.
     pub async fn until(&self, campaign: &str, count: usize) -> Vec<SqlClaim> {
         eventually(SOON, || async {
             let rows = self.claims(campaign).await;
-            holds(rows.len() == count, || format!("SQL holds {} claims, not {count}", rows.len()))
+            holds(rows.len() == count, || format!("SQL has {} claims, not {count}", rows.len()))
                 .map(|()| rows)
         })
         .await
     }
 
-    /// The audit of a campaign in the order of its versions: version, who, what, before, after.
+    /// Returns a campaign's audit log by version: version, caller, action, before, after.
     pub async fn audit(&self, campaign: &str) -> Vec<(i64, String, String, Option<String>, String)> {
         let query =
             "SELECT version, who, what, before, after FROM audit WHERE campaign_id = $1 ORDER BY version";
         sqlx::query_as(query).bind(campaign.to_owned()).fetch_all(&self.pool).await.expect("audit")
     }
 
-    /// Who confirmed and returned claims of a campaign, in the order of the audit: user, who, what, before, after.
+    /// Returns the confirmations and returns of a campaign's claims in audit order: user, caller, action,
+    /// before, after.
     pub async fn claim_audit(&self, campaign: &str) -> Vec<(String, String, String, String, String)> {
         let query = "SELECT user_id, who, what, before, after FROM claim_audit WHERE campaign_id = $1 ORDER BY number";
         sqlx::query_as(query)
@@ -159,7 +163,7 @@ impl Sql {
             .expect("the audit of claims")
     }
 
-    /// Every row of every table, as text.
+    /// Returns every row of every table as text.
     pub async fn everything(&self) -> Vec<String> {
         let mut all = Vec::new();
         for table in [
@@ -175,8 +179,8 @@ impl Sql {
         all
     }
 
-    /// Gives every table a column that no core knows, as a later version may. The database is PostgreSQL.
-    pub async fn add_columns_of_a_later_version(&self) {
+    /// Adds an unknown column to every table, as a newer version may. The database must be PostgreSQL.
+    pub async fn add_columns_of_a_newer_version(&self) {
         let tables = "SELECT tablename::TEXT FROM pg_tables WHERE schemaname = 'public'";
         let tables: Vec<(String,)> = sqlx::query_as(tables).fetch_all(&self.pool).await.expect("the tables");
         for (table,) in tables {
@@ -184,27 +188,27 @@ impl Sql {
         }
     }
 
-    /// One number that `query` asks for; `$1` is the campaign.
+    /// Returns the number that `query` returns; `$1` is the campaign.
     pub async fn number(&self, query: &'static str, campaign: &str) -> i64 {
         let row = sqlx::query(query).bind(campaign.to_owned()).fetch_one(&self.pool);
         row.await.expect("one row").try_get(0).expect("a number")
     }
 
-    /// The numbers of the one row that `query` asks for; `$1` is the campaign. `None` when there is no such row.
+    /// Returns the numbers in the row that `query` returns; `$1` is the campaign. `None` if there is no row.
     pub async fn numbers(&self, query: &'static str, campaign: &str) -> Option<Vec<Option<i64>>> {
         let row = sqlx::query(query).bind(campaign.to_owned()).fetch_optional(&self.pool);
         let row = row.await.expect("at most one row")?;
         Some((0..row.len()).map(|at| row.try_get(at).expect("a number")).collect())
     }
 
-    /// Runs a statement; the number of rows it touched.
+    /// Runs a statement; returns the number of affected rows.
     pub async fn run(&self, statement: String) -> u64 {
         let statement = sqlx::AssertSqlSafe(statement);
         let done = sqlx::query(statement).execute(&self.pool).await;
         done.expect("a statement").rows_affected()
     }
 
-    /// Keeps a copy of all that claimgate has written by now, for [`Self::bring_tables_back`].
+    /// Copies the tables for [`Self::restore_tables`].
     pub async fn copy_tables(&self) {
         for table in TABLES {
             self.run(format!("DROP TABLE IF EXISTS {table}_behind")).await;
@@ -212,15 +216,21 @@ impl Sql {
         }
     }
 
-    /// Brings the copy back, as a failover to a standby does that lacks the last transactions. Cores go on meanwhile: the database
-    /// may end this transaction for a deadlock with one of theirs.
-    pub async fn bring_tables_back(&self) {
+    /// Restores the copy, as a failover to a standby that lacks the last transactions does. Cores keep
+    /// running, so a deadlock with one of their transactions may abort this one.
+    pub async fn restore_tables(&self) {
         eventually(SOON, || async { self.try_to_bring_back().await.map_err(|error| error.to_string()) })
             .await;
     }
 
     async fn try_to_bring_back(&self) -> Result<(), sqlx::Error> {
         let mut transaction = self.pool.begin().await?;
+        if !self.is_sqlite {
+            // Otherwise a transaction of a core could end after its rows in one table were replaced and before its rows in
+            // another are.
+            let lock = format!("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE", TABLES.join(", "));
+            sqlx::query(sqlx::AssertSqlSafe(lock)).execute(&mut *transaction).await?;
+        }
         let cleared = TABLES.iter().rev().map(|table| format!("DELETE FROM {table}"));
         let filled = TABLES.iter().map(|table| format!("INSERT INTO {table} SELECT * FROM {table}_behind"));
         for statement in cleared.chain(filled) {
@@ -229,7 +239,8 @@ impl Sql {
         transaction.commit().await
     }
 
-    /// Changes a campaign's columns as a core does that dies before Redis hears of it: under the next version and number.
+    /// Changes a campaign's columns under the next version and change number, like a core that dies before it
+    /// applies the change to Redis.
     pub async fn change_campaign(&self, campaign: &str, set: &str) {
         let mut transaction = self.pool.begin().await.expect("a transaction");
         for statement in [
@@ -245,8 +256,9 @@ impl Sql {
         transaction.commit().await.expect("committed");
     }
 
-    /// Keeps all others from writing claims: SQLite's exclusive lock, or PostgreSQL's on every campaign's row.
-    pub async fn hold(&self) -> Held {
+    /// Blocks all writers of claims: with SQLite's exclusive lock, or PostgreSQL's locks on all campaign
+    /// rows.
+    pub async fn hold(&self) -> WriteLock {
         if self.is_sqlite {
             self.hold_by(&["BEGIN EXCLUSIVE".to_owned()]).await
         } else {
@@ -254,32 +266,32 @@ impl Sql {
         }
     }
 
-    /// Keeps all others from writing one campaign: PostgreSQL's lock on its row.
-    pub async fn hold_campaign(&self, campaign: &str) -> Held {
+    /// Blocks all writers of one campaign with PostgreSQL's lock on its row.
+    pub async fn hold_campaign(&self, campaign: &str) -> WriteLock {
         assert!(!self.is_sqlite, "SQLite locks no single row");
         let lock = format!("SELECT id FROM campaigns WHERE id = '{campaign}' FOR UPDATE");
         self.hold_by(&["BEGIN".to_owned(), lock]).await
     }
 
-    async fn hold_by(&self, statements: &[String]) -> Held {
+    async fn hold_by(&self, statements: &[String]) -> WriteLock {
         let mut connection = self.pool.acquire().await.expect("a connection");
         for statement in statements {
             let run = sqlx::query(sqlx::AssertSqlSafe(statement.clone())).execute(&mut *connection).await;
             run.unwrap_or_else(|error| panic!("{statement}: {error}"));
         }
-        Held(connection)
+        WriteLock(connection)
     }
 }
 
-impl Held {
-    /// Lets the writers go on.
+impl WriteLock {
+    /// Releases the writers.
     pub async fn release(mut self) {
         let done = sqlx::query("ROLLBACK").execute(&mut *self.0).await;
         done.expect("ROLLBACK");
     }
 }
 
-/// A number or a text; nothing for NULL.
+/// Returns a number or a text as text; empty for NULL.
 fn cell(row: &AnyRow, at: usize) -> String {
     let number = row.try_get::<Option<i64>, _>(at).map(|number| number.map(|number| number.to_string()));
     number.or_else(|_| row.try_get::<Option<String>, _>(at)).expect("a number or a text").unwrap_or_default()

@@ -1,4 +1,4 @@
-//! A server that stands in for a core of another release: it says what the core of this checkout cannot say.
+//! A server with fixed answers: a fake core of a different version, whose answers the current core cannot send, or a website.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -7,42 +7,47 @@ use std::thread;
 
 use serde_json::{Value, json};
 
-/// A core as a test makes it up. It knows nothing, decides nothing, and answers as it was told.
+/// A stateless server that returns the configured answers.
 #[derive(Debug)]
 pub struct StandIn {
-    /// Where it listens.
+    /// The address on which the server listens.
     pub listen: SocketAddr,
     answers: Answers,
 }
 
-/// By what is to be found in the request; of several the one given last.
+/// Answers by a text that the request contains; the last match is used.
 type Answers = Arc<Mutex<Vec<(String, Canned)>>>;
 
-/// One answer, to every caller and every time.
+/// A fixed answer.
 #[derive(Debug, Clone)]
 pub struct Canned {
     status: u16,
     headers: Vec<(&'static str, String)>,
-    /// Sent byte for byte.
+    /// The body, sent byte for byte.
     pub body: String,
 }
 
 impl Canned {
-    /// `body` as JSON.
+    /// Creates an answer with `body` as JSON.
     pub fn json(status: u16, body: &Value) -> Self {
-        Self::typed(status, "application/json", body)
+        Self::typed(status, "application/json", body.to_string())
     }
 
-    /// `body` as a problem.
+    /// Creates an answer with `body` as a problem.
     pub fn problem(status: u16, body: &Value) -> Self {
-        Self::typed(status, "application/problem+json", body)
+        Self::typed(status, "application/problem+json", body.to_string())
     }
 
-    fn typed(status: u16, content_type: &str, body: &Value) -> Self {
-        Self { status, headers: vec![("Content-Type", content_type.to_owned())], body: body.to_string() }
+    /// Creates an answer with a page.
+    pub fn html(page: &str) -> Self {
+        Self::typed(200, "text/html", page.to_owned())
     }
 
-    /// With this header, too.
+    fn typed(status: u16, content_type: &str, body: String) -> Self {
+        Self { status, headers: vec![("Content-Type", content_type.to_owned())], body }
+    }
+
+    /// Adds a header.
     #[must_use]
     pub fn with(mut self, name: &'static str, value: &str) -> Self {
         self.headers.push((name, value.to_owned()));
@@ -54,34 +59,34 @@ impl Canned {
             self.headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
         let headers = headers.concat();
         let (status, length) = (self.status, self.body.len());
-        let head = format!("HTTP/1.1 {status} As told\r\n{headers}Content-Length: {length}\r\n\r\n");
+        let head = format!("HTTP/1.1 {status} Canned\r\n{headers}Content-Length: {length}\r\n\r\n");
         [head.as_bytes(), self.body.as_bytes()].concat()
     }
 }
 
 impl StandIn {
-    /// One that knows no answer yet.
+    /// Starts a server without any answers.
     pub fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let listen = listener.local_addr().unwrap();
         let answers = Answers::default();
-        let told = Arc::clone(&answers);
+        let shared_answers = Arc::clone(&answers);
         thread::spawn(move || {
             for connection in listener.incoming().flatten() {
-                let told = Arc::clone(&told);
-                thread::spawn(move || serve(&connection, &told));
+                let shared_answers = Arc::clone(&shared_answers);
+                thread::spawn(move || serve(&connection, &shared_answers));
             }
         });
         Self { listen, answers }
     }
 
-    /// From now on a request with `needle` in its head or body is answered so.
+    /// Answers requests whose head or body contains `needle` with `canned` from now on.
     pub fn answers(&self, needle: &str, canned: Canned) {
         self.answers.lock().unwrap().push((needle.to_owned(), canned));
     }
 }
 
-/// Answers one request after the other until the connection ends.
+/// Answers requests one after another until the connection ends.
 fn serve(connection: &TcpStream, answers: &Answers) {
     let mut reader = BufReader::new(connection);
     while let Some(request) = read_request(&mut reader) {
@@ -96,17 +101,17 @@ fn serve(connection: &TcpStream, answers: &Answers) {
     }
 }
 
-/// To whatever no test has thought of.
+/// Returns the answer to requests that the test did not configure.
 fn not_found() -> Canned {
     let code = "campaign_not_found";
     Canned::problem(
         404,
-        &json!({"code": code, "status": 404, "title": "No such campaign", "detail": "not told"}),
+        &json!({"code": code, "status": 404, "title": "No such campaign", "detail": "no answer configured"}),
     )
 }
 
-/// A request's head and body; `None` at the end.
-fn read_request(reader: &mut BufReader<&TcpStream>) -> Option<String> {
+/// Reads a request's head and body; `None` if the connection has ended.
+pub(crate) fn read_request(reader: &mut BufReader<&TcpStream>) -> Option<String> {
     let mut request = String::new();
     while !request.ends_with("\r\n\r\n") {
         if reader.read_line(&mut request).ok()? == 0 {

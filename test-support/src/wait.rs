@@ -1,4 +1,4 @@
-//! Waiting for a condition, and for one's turn.
+//! Waiting for conditions, and for exclusive use of the machine.
 
 use std::fs::File;
 use std::io;
@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 use tokio::sync::RwLock;
 use tokio::task::spawn_blocking;
 
-/// Long enough for whatever must happen automatically, on a slow machine that is busy with other tests.
+use crate::Reply;
+
+/// Long enough for anything that must happen automatically, even on a slow and busy machine.
 pub const SOON: Duration = Duration::from_secs(45);
 const POLL: Duration = Duration::from_millis(10);
 
-/// Asks `check` until it is `Ok`; fails the test with the last `Err` once `within` has passed.
+/// Calls `check` until it returns `Ok`; fails the test with the last `Err` after `within`.
 pub async fn eventually<T, F, Fut>(within: Duration, mut check: F) -> T
 where
     F: FnMut() -> Fut,
@@ -28,31 +30,42 @@ where
     }
 }
 
-/// `Ok` when `condition` holds, else `Err` with what was found instead: for [`eventually`].
+/// Returns `Ok` if `condition` holds, otherwise `Err` with the actual state: for [`eventually`].
 pub fn holds(condition: bool, found: impl FnOnce() -> String) -> Result<(), String> {
     if condition { Ok(()) } else { Err(found()) }
 }
 
+/// Repeats `call` until its answer has one of `statuses`; fails the test with the last answer after `within`.
+pub async fn until_status(within: Duration, statuses: &[u16], call: impl AsyncFn() -> Reply) -> Reply {
+    eventually(within, || async {
+        let reply = call().await;
+        holds(statuses.contains(&reply.status), || reply.text()).map(|()| reply)
+    })
+    .await
+}
+
 static MACHINE: RwLock<()> = RwLock::const_new(());
 
-/// Held by tests that load the whole machine, so that they do not starve each other, nor those of another test binary.
+/// Takes the exclusive lock for tests that load the whole machine, so that they do not starve each other or
+/// other test binaries.
 pub async fn heavy() -> impl Sized {
     let within = MACHINE.write().await;
     (across_binaries(File::lock).await, within)
 }
 
-/// Held by tests that take long and load it little, and that a heavy one would disturb: beside each other.
+/// Takes the shared lock for long tests that use little of the machine but that a heavy test would disturb.
 pub async fn undisturbed() -> impl Sized {
     let within = MACHINE.read().await;
     (across_binaries(File::lock_shared).await, within)
 }
 
-/// Test binaries run side by side (`scripts/test.sh`). The kernel gives the lock back with the file.
+/// Locks a file shared by all test binaries, which run concurrently (`scripts/test.sh`). The kernel releases
+/// the lock with the file.
 async fn across_binaries(lock: fn(&File) -> io::Result<()>) -> File {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/turn.lock");
     let locked = spawn_blocking(move || {
         let file = File::create(path)?;
         lock(&file).map(|()| file)
     });
-    locked.await.expect("the thread that waits").expect("a lock on target/turn.lock")
+    locked.await.expect("the locking thread").expect("a lock on target/turn.lock")
 }

@@ -1,19 +1,19 @@
-//! What reaches Redis, by what Redis itself says.
+//! Observes the commands that reach Redis, using its slow log.
 
 use serde_json::json;
 
 use crate::{Core, CoreOptions, RedisView, Servers};
 
-/// A Redis that tells every command it gets.
+/// A Redis server that logs every command it receives.
 #[derive(Debug)]
-pub struct Watched {
-    /// The way to it, past core.
+pub struct LoggedRedis {
+    /// A connection to this server, bypassing core.
     pub redis: RedisView,
     _servers: Servers,
 }
 
-impl Watched {
-    /// Starts one, and on it a core with a campaign `demo`.
+impl LoggedRedis {
+    /// Starts a logging Redis and, on it, a core with a campaign `demo`.
     pub async fn start() -> (Core, Self) {
         let slowlog = [("slowlog-log-slower-than", "0"), ("slowlog-max-len", "100000")];
         let servers = Servers::start_with(&slowlog, &[]).await;
@@ -23,16 +23,16 @@ impl Watched {
         (core, Self { redis, _servers: servers })
     }
 
-    /// Whether Redis has seen a script call that names `user`. (Core's own refresh calls scripts each second, so
-    /// their number alone says nothing.)
-    pub async fn asked_for(&self, user: &str) -> bool {
+    /// Returns whether Redis received a script call that names `user`. Core's own refresh calls scripts every
+    /// second, so the number of calls proves nothing.
+    pub async fn received_script_naming(&self, user: &str) -> bool {
         let log: Vec<redis::Value> = self.redis.query_all(&["SLOWLOG", "GET", "-1"]).await;
         let text = format!("{log:?}");
         assert!(text.contains("EVALSHA") || text.contains("evalsha"), "the slow log shows no script at all");
         text.contains(user)
     }
 
-    /// How many commands that write claims, counters or events Redis has counted.
+    /// Returns the number of commands so far that write claims, counters or events.
     pub async fn writes(&self) -> u64 {
         self.redis.calls(&["hset", "hmset", "hincrby", "hdel", "xadd", "zadd", "zrem"]).await
     }

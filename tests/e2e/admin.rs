@@ -1,4 +1,4 @@
-//! The admin API: campaigns made, shown, listed, changed and stopped; what watches over core.
+//! The admin API: creating, reading, listing, changing and ending campaigns.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ async fn create(core: &Core, body: &Value) -> Reply {
 }
 
 #[tokio::test]
-async fn a_campaign_is_made_once() {
+async fn a_campaign_is_created_once() {
     let core = Core::start().await;
     let body = json!({
         "id": "demo", "name": "Démo 活动", "starts_at": "2026-01-01T08:00:00+08:00", "ends_at": "2099-01-01T00:00:00Z",
@@ -53,13 +53,14 @@ async fn a_campaign_is_made_once() {
     }
     let view = core.campaign("demo").await;
     let members: BTreeSet<_> = view.as_object().unwrap().keys().map(String::as_str).collect();
-    let expected = "id name state starts_at ends_at time_zone limits remaining version server_time";
+    let expected =
+        "id name state starts_at ends_at time_zone limits pass codes remaining version server_time";
     assert_eq!(members, expected.split(' ').collect());
-    assert_eq!(core.sql().audit("demo").await.len(), 1, "nothing was changed since");
+    assert_eq!(core.sql().audit("demo").await.len(), 1, "only the creation is audited");
 }
 
 #[tokio::test]
-async fn ten_who_make_the_same_campaign_make_one() {
+async fn ten_concurrent_creations_make_one_campaign() {
     let core = Core::start().await;
     let body = campaign("demo", json!({"total": 5}));
     let made = join_all((0..10).map(|_| create(&core, &body))).await;
@@ -69,7 +70,7 @@ async fn ten_who_make_the_same_campaign_make_one() {
 }
 
 #[tokio::test]
-async fn left_out_means_utc_no_end_and_no_limits() {
+async fn the_defaults_are_utc_no_end_and_no_limits() {
     let core = Core::start().await;
     let made = create(&core, &json!({"id": "demo", "name": "d", "starts_at": from_now(-1)}))
         .await
@@ -83,7 +84,7 @@ async fn left_out_means_utc_no_end_and_no_limits() {
 }
 
 #[tokio::test]
-async fn the_list_comes_in_pages() {
+async fn campaigns_are_listed_in_pages() {
     let core = Core::start().await;
     for at in 0..5 {
         core.create(&format!("c{at}"), json!({})).await;
@@ -107,7 +108,7 @@ async fn the_list_comes_in_pages() {
 }
 
 #[tokio::test]
-async fn a_patch_changes_what_it_names_and_nothing_else() {
+async fn a_patch_changes_only_the_fields_it_names() {
     let core = Core::start().await;
     let mut body = campaign("demo", json!({"total": 10, "per_user": 2, "per_claim": 1}));
     body["ends_at"] = json!("2099-01-01T00:00:00Z");
@@ -140,12 +141,12 @@ async fn a_patch_changes_what_it_names_and_nothing_else() {
     assert_eq!(
         (&shown["name"], &shown["version"]),
         (&json!("New"), &json!(3)),
-        "refused changes change nothing"
+        "rejected changes have no effect"
     );
 }
 
 #[tokio::test]
-async fn of_two_changes_against_one_version_one_is_made() {
+async fn only_one_of_several_changes_to_a_version_succeeds() {
     let core = Core::start().await;
     core.create("demo", json!({})).await;
     let path = format!("{CAMPAIGNS}/demo");
@@ -179,7 +180,7 @@ async fn pause_resume_and_end_are_idempotent_and_the_end_is_final() {
 }
 
 #[tokio::test]
-async fn a_change_counts_from_the_very_next_decision() {
+async fn a_change_applies_to_the_next_decision() {
     let core = Core::start().await;
     core.create("demo", json!({"per_claim": 1})).await;
     for round in 0..10 {
@@ -198,7 +199,7 @@ async fn a_change_counts_from_the_very_next_decision() {
 }
 
 #[tokio::test]
-async fn a_total_below_what_is_taken_closes_and_revokes_nothing() {
+async fn a_total_below_the_units_taken_sells_out_and_revokes_nothing() {
     let core = Core::start().await;
     core.create("demo", json!({"total": 5, "per_user": 3})).await;
     for at in 0..3 {
@@ -249,7 +250,7 @@ async fn claims_are_listed_in_pages_and_as_csv() {
         assert_eq!(
             item["claimed_at"].as_str().unwrap()[..10],
             *item["day"].as_str().unwrap(),
-            "a day in UTC"
+            "the day is in UTC"
         );
     }
     let csv = csv(&core, "demo").await;
@@ -273,17 +274,35 @@ async fn csv(core: &Core, campaign: &str) -> String {
     reply.text()
 }
 
+/// A generated client accepts every media type that openapi.json lists for a call.
 #[tokio::test]
-async fn csv_of_no_and_of_many_claims_is_whole() {
+async fn csv_is_returned_only_if_json_is_not_accepted() {
+    let core = Core::start().await;
+    core.create("demo", json!({})).await;
+    let url = core.admin_url(&format!("{CAMPAIGNS}/demo/claims"));
+    for (accept, kind) in [
+        ("text/csv", "text/csv"),
+        ("text/csv, */*;q=0.1", "text/csv"),
+        ("application/json, text/csv, application/problem+json", "application/json"),
+        ("*/*", "application/json"),
+    ] {
+        let request = core.client().request(Method::GET, &url).bearer_auth(core.admin_token());
+        let reply = core.client().send(request.header("Accept", accept)).await.unwrap().expect(200);
+        assert!(reply.header("content-type").starts_with(kind), "{accept}: {}", reply.header("content-type"));
+    }
+}
+
+#[tokio::test]
+async fn csv_is_complete_with_zero_or_many_claims() {
     let core = Core::start().await;
     core.create("none", json!({})).await;
     assert_eq!(csv(&core, "none").await, "id,user_id,quantity,status,sequence,day,claimed_at,updated_at\n");
     core.create("many", json!({})).await;
-    let asked = (0..2500).map(|at| {
+    let claims = (0..2500).map(|at| {
         let core = &core;
         async move { core.claim("many", &format!("u{at}"), "k").await.status }
     });
-    assert!(join_all(asked).await.iter().all(|status| *status == 201));
+    assert!(join_all(claims).await.iter().all(|status| *status == 201));
     core.sql().until("many", 2500).await;
     let text = csv(&core, "many").await;
     let sequences: Vec<u64> =
@@ -292,7 +311,7 @@ async fn csv_of_no_and_of_many_claims_is_whole() {
 }
 
 #[tokio::test]
-async fn only_the_admin_gets_in() {
+async fn the_admin_api_requires_an_admin_token() {
     let core = Core::start().await;
     core.create("demo", json!({})).await;
     let body = campaign("other", json!({}));
@@ -315,11 +334,11 @@ async fn only_the_admin_gets_in() {
     core.admin_get(&format!("{CAMPAIGNS}/other")).await.refused(404, "campaign_not_found");
     let url = core.url("/internal/v1/campaigns/demo");
     let admin = core.client().call(Method::GET, &url, &core.admin_token(), &Value::Null).await;
-    assert_eq!(admin.status, 200, "the admin token opens the internal API too");
+    assert_eq!(admin.status, 200, "the admin token is also valid for the internal API");
 }
 
 #[tokio::test]
-async fn every_change_is_on_record() {
+async fn every_change_of_a_campaign_is_audited() {
     let core = Core::start().await;
     core.create("demo", json!({"total": 1})).await;
     core.patch("demo", json!({"limits": {"total": 2}})).await.expect(200);
@@ -327,12 +346,12 @@ async fn every_change_is_on_record() {
         core.set_admin_state("demo", verb).await.expect(200);
     }
     let audit = core.sql().audit("demo").await;
-    let whats: Vec<_> = audit.iter().map(|row| (row.0, row.1.as_str(), row.2.as_str())).collect();
+    let changes: Vec<_> = audit.iter().map(|row| (row.0, row.1.as_str(), row.2.as_str())).collect();
     let expected = [(1, "create"), (2, "update"), (3, "pause"), (4, "resume"), (5, "end")];
-    assert_eq!(whats, expected.map(|(version, what)| (version, "admin", what)));
+    assert_eq!(changes, expected.map(|(version, what)| (version, "admin", what)));
     let total = |text: &Option<String>| {
         serde_json::from_str::<Value>(text.as_ref().unwrap()).unwrap()["limits"]["total"].clone()
     };
-    assert!(audit[0].3.is_none(), "before it was made there was none");
+    assert!(audit[0].3.is_none(), "a creation has no previous state");
     assert_eq!((total(&audit[1].3), total(&Some(audit[1].4.clone()))), (json!(1), json!(2)));
 }

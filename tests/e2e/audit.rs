@@ -1,4 +1,4 @@
-//! Who changed what, read through the API: every change once, in order, in pages that miss none.
+//! The audit log: each change is listed once and in order, and paging misses none.
 
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -12,8 +12,8 @@ async fn page(core: &Core, query: &str) -> Value {
     core.admin_get(&format!("/admin/v1/audit{query}")).await.expect(200).json()
 }
 
-/// Campaign, who and what of each item.
-fn whats(items: &Value) -> Vec<String> {
+/// Returns the campaign, the caller and the kind of change of each item.
+fn summaries(items: &Value) -> Vec<String> {
     let word = |item: &Value, name: &str| item[name].as_str().unwrap().to_owned();
     let items = items.as_array().unwrap().iter();
     items.map(|item| ["campaign_id", "who", "what"].map(|name| word(item, name)).join(" ")).collect()
@@ -35,7 +35,7 @@ async fn every_change_is_listed_once(core: &Core, sql: &Sql) {
     let expected =
         ["one admin create", "two admin create", "one olga add", "two admin update", "one olga pause"];
     assert_eq!(
-        (whats(&all["items"]), &all["next_cursor"]),
+        (summaries(&all["items"]), &all["next_cursor"]),
         (expected.map(str::to_owned).to_vec(), &json!(null))
     );
     let added = &all["items"][2];
@@ -49,15 +49,16 @@ async fn every_change_is_listed_once(core: &Core, sql: &Sql) {
     let mut after = String::new();
     loop {
         let part = page(core, &format!("?limit=2{after}")).await;
-        seen.extend(whats(&part["items"]));
+        seen.extend(summaries(&part["items"]));
         let Some(next) = part["next_cursor"].as_str() else { break };
         after = format!("&after={next}");
     }
     assert_eq!(seen, expected);
     let one = page(core, "?campaign_id=one").await;
-    assert_eq!(whats(&one["items"]), ["one admin create", "one olga add", "one olga pause"]);
+    assert_eq!(summaries(&one["items"]), ["one admin create", "one olga add", "one olga pause"]);
 
-    // A core of the version before writes no number; nor does one whose clock is behind come before what was read.
+    // A core of an older version writes no number. Such an entry must be listed after the entries already
+    // read, despite the old timestamp.
     let last = all["items"][4]["number"].as_u64().unwrap();
     sql.run(
         "INSERT INTO audit (campaign_id, version, at, who, what, before, after) \
@@ -67,7 +68,7 @@ async fn every_change_is_listed_once(core: &Core, sql: &Sql) {
     .await;
     let new = page(core, &format!("?after={last}")).await;
     assert_eq!(
-        (whats(&new["items"]), &new["items"][0]["number"]),
+        (summaries(&new["items"]), &new["items"][0]["number"]),
         (vec!["one late end".to_owned()], &json!(last + 1))
     );
     assert_eq!(page(core, &format!("?after={}", last + 1)).await["items"], json!([]));
@@ -81,7 +82,7 @@ async fn every_change_is_listed_once_on_sqlite() {
 }
 
 #[tokio::test]
-async fn every_change_is_listed_once_on_postgresql() {
+async fn every_change_is_listed_once_on_postgres() {
     if let Some((core, sql, _postgres)) = on_postgres(
         "the audit on PostgreSQL",
         CoreOptions::default().with("CLAIMGATE_ADMIN_TOKENS", format!("olga:operator:{OLGA}")),
@@ -92,9 +93,9 @@ async fn every_change_is_listed_once_on_postgresql() {
     }
 }
 
-/// More than are numbered at once, as after an update of claimgate.
+/// There are more entries than one batch numbers after an upgrade of claimgate.
 #[tokio::test]
-async fn entries_of_before_are_all_listed() {
+async fn entries_written_before_numbering_are_all_listed() {
     let core = Core::start().await;
     core.create("demo", json!({})).await;
     core.sql()
@@ -119,7 +120,7 @@ async fn entries_of_before_are_all_listed() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_listed_is_refused_by_name() {
+async fn the_error_for_an_invalid_query_names_the_field() {
     let core = Core::start().await;
     core.create("demo", json!({})).await;
     core.admin_get("/admin/v1/audit?campaign_id=none").await.refused(404, "campaign_not_found");

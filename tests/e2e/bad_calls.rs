@@ -1,4 +1,4 @@
-//! Bad HTTP, and callers who are not who they say: refused before Redis or SQL is touched.
+//! Malformed HTTP and forged credentials are rejected before Redis or SQL is called.
 
 use std::time::{Duration, Instant};
 
@@ -9,12 +9,12 @@ use support::raw::{Raw, claim_head, claim_request, status};
 use support::signing::{Signed, claim_id};
 use support::times::now_ms;
 use support::wait::holds;
-use support::watched::Watched;
+use support::watched::LoggedRedis;
 use support::{Core, SOON, Snapshot, claim_body, eventually};
 
 #[tokio::test]
-async fn requests_that_are_no_http_of_ours() {
-    let (core, watched) = Watched::start().await;
+async fn malformed_http_is_rejected_without_side_effects() {
+    let (core, watched) = LoggedRedis::start().await;
     let core = &core;
     let sql = core.sql();
     let before = Snapshot::take(&watched.redis, &sql, "demo").await;
@@ -28,10 +28,10 @@ async fn requests_that_are_no_http_of_ours() {
         ("one huge header", request.replacen("Host", &format!("X-Huge: {}\r\nHost", "h".repeat(100_000)), 1)),
         ("many headers", request.replacen("Host", &format!("{many}Host"), 1)),
         ("a header without a name", request.replacen("Host: core", ": core", 1)),
-        ("a blank within a header's name", request.replacen("Host: core", "Ho st: core", 1)),
+        ("a space in a header's name", request.replacen("Host: core", "Ho st: core", 1)),
         ("a huge path", request.replacen("/claims", &format!("/claims?{}", "q".repeat(100_000)), 1)),
         ("garbage", "\u{16}\u{3}\u{1}\r\n\r\n".to_owned()),
-        ("HTTP/2 of old", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_owned()),
+        ("an HTTP/2 preface", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_owned()),
         ("two authorizations", request.replacen("Host", "Authorization: Bearer other\r\nHost", 1)),
     ] {
         let mut raw = Raw::connect(core.listen()).await;
@@ -45,14 +45,14 @@ async fn requests_that_are_no_http_of_ours() {
             String::from_utf8_lossy(&answer)
         );
     }
-    assert!(!watched.asked_for("mallory").await, "what is no HTTP reached Redis");
-    assert_eq!(watched.writes().await, writes, "by Redis' own count");
+    assert!(!watched.received_script_naming("mallory").await, "a malformed request reached Redis");
+    assert_eq!(watched.writes().await, writes, "number of writes reported by Redis");
     assert_eq!(Snapshot::take(&watched.redis, &sql, "demo").await, before);
     core.claim("demo", "bob", "after").await.expect(201);
 }
 
 #[tokio::test]
-async fn a_head_of_a_hundred_headers_is_read_and_of_one_more_refused() {
+async fn a_hundred_headers_are_accepted_and_one_more_is_rejected() {
     let core = Core::start().await;
     core.create("demo", json!({"total": 10})).await;
     let request = claim_request(&claim_body("demo", "alice", "k", 1).to_string());
@@ -66,7 +66,7 @@ async fn a_head_of_a_hundred_headers_is_read_and_of_one_more_refused() {
 }
 
 #[tokio::test]
-async fn a_head_that_comes_too_slowly_is_given_up_while_others_are_served() {
+async fn a_slow_request_head_times_out_while_others_are_served() {
     let core = Core::start().await;
     core.create("demo", json!({"total": 10})).await;
     let started = Instant::now();
@@ -86,12 +86,12 @@ async fn a_head_that_comes_too_slowly_is_given_up_while_others_are_served() {
         );
     }
     let waited = started.elapsed();
-    assert!((4..9).contains(&waited.as_secs()), "given up after {waited:?}, not 5 s");
+    assert!((4..9).contains(&waited.as_secs()), "timed out after {waited:?}, not 5 s");
     assert_eq!(core.campaign("demo").await["remaining"], 9);
 }
 
 #[tokio::test]
-async fn a_body_that_drips_is_given_up_while_others_are_served() {
+async fn a_dripping_body_times_out_while_others_are_served() {
     let core = Core::start().await;
     core.create("demo", json!({"total": 10})).await;
     let mut raw = Raw::connect(core.listen()).await;
@@ -99,24 +99,24 @@ async fn a_body_that_drips_is_given_up_while_others_are_served() {
     let started = Instant::now();
     let dripping = async {
         loop {
-            // Each byte is progress, so a limit on silence alone would never end this.
+            // Each byte counts as progress, so an idle timeout would never close the connection.
             if !raw.send(" ").await {
                 break;
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
-            assert!(started.elapsed() < Duration::from_secs(15), "a dripping body is read without end");
+            assert!(started.elapsed() < Duration::from_secs(15), "a dripping body is never cut off");
         }
     };
     let meanwhile = core.claim("demo", "bob", "meanwhile");
     let ((), meanwhile) = tokio::join!(dripping, meanwhile);
     assert_eq!(meanwhile.status, 201);
-    assert!(started.elapsed() > Duration::from_secs(8), "given up after {:?}, not 10 s", started.elapsed());
+    assert!(started.elapsed() > Duration::from_secs(8), "timed out after {:?}, not 10 s", started.elapsed());
     assert_eq!(core.campaign("demo").await["remaining"], 9);
 }
 
 #[tokio::test]
-async fn claims_by_unknown_callers_reach_neither_redis_nor_sql() {
-    let (core, watched) = Watched::start().await;
+async fn claims_by_unknown_callers_do_not_reach_redis_or_sql() {
+    let (core, watched) = LoggedRedis::start().await;
     let core = &core;
     let sql = core.sql();
     let before = Snapshot::take(&watched.redis, &sql, "demo").await;
@@ -148,39 +148,39 @@ async fn claims_by_unknown_callers_reach_neither_redis_nor_sql() {
         let request = request.header("Authorization", &authorization);
         assert_eq!(core.client().send(request).await.unwrap().status, 401, "{authorization}");
     }
-    assert!(!watched.asked_for("stranger").await, "an unknown caller's claim reached Redis");
-    assert_eq!(watched.writes().await, writes, "by Redis' own count");
+    assert!(!watched.received_script_naming("stranger").await, "an unknown caller's claim reached Redis");
+    assert_eq!(watched.writes().await, writes, "number of writes reported by Redis");
     assert_eq!(Snapshot::take(&watched.redis, &sql, "demo").await, before);
     core.claim("demo", "customer", "k").await.expect(201);
-    assert!(watched.asked_for("customer").await, "the test does not see what reaches Redis");
+    assert!(watched.received_script_naming("customer").await, "the test does not observe calls to Redis");
 }
 
-/// A signed claim by `stranger`, spoilt.
-fn spoilt(core: &Core, spoil: impl FnOnce(&mut Signed)) -> Signed {
+/// Returns a signed claim of `stranger`, altered by `alter`.
+fn altered(core: &Core, alter: impl FnOnce(&mut Signed)) -> Signed {
     let mut signed = Signed::claim(core, "demo", "stranger", "k");
-    spoil(&mut signed);
+    alter(&mut signed);
     signed
 }
 
 #[tokio::test]
-async fn signatures_that_do_not_hold_reach_neither_redis_nor_sql() {
-    let (core, watched) = Watched::start().await;
+async fn claims_with_invalid_signatures_do_not_reach_redis_or_sql() {
+    let (core, watched) = LoggedRedis::start().await;
     let core = &core;
     let sql = core.sql();
     let before = Snapshot::take(&watched.redis, &sql, "demo").await;
     let writes = watched.writes().await;
-    let late = |by_ms: i64| (now_ms() + by_ms).to_string();
+    let at_offset = |by_ms: i64| (now_ms() + by_ms).to_string();
     for (what, signed) in [
-        ("unknown kid", spoilt(core, |it| it.kid = "k2".to_owned())),
-        ("no kid", spoilt(core, |it| it.kid = String::new())),
-        ("another key", spoilt(core, |it| it.key = vec![7; 32])),
-        ("31 s old", spoilt(core, |it| it.timestamp = late(-31_000))),
-        ("31 s ahead", spoilt(core, |it| it.timestamp = late(31_000))),
-        ("no time", spoilt(core, |it| it.timestamp = String::new())),
-        ("seconds", spoilt(core, |it| it.timestamp = (now_ms() / 1000).to_string())),
-        ("text for a time", spoilt(core, |it| it.timestamp = "now".to_owned())),
-        ("another key in the body", spoilt(core, |it| it.idempotency_key = "other".to_owned())),
-        ("a user that is none", spoilt(core, |it| it.user = "no body".to_owned())),
+        ("unknown kid", altered(core, |it| it.kid = "k2".to_owned())),
+        ("no kid", altered(core, |it| it.kid = String::new())),
+        ("a different key", altered(core, |it| it.key = vec![7; 32])),
+        ("31 s old", altered(core, |it| it.timestamp = at_offset(-31_000))),
+        ("31 s ahead", altered(core, |it| it.timestamp = at_offset(31_000))),
+        ("no timestamp", altered(core, |it| it.timestamp = String::new())),
+        ("a timestamp in seconds", altered(core, |it| it.timestamp = (now_ms() / 1000).to_string())),
+        ("text instead of a timestamp", altered(core, |it| it.timestamp = "now".to_owned())),
+        ("a different key in the body", altered(core, |it| it.idempotency_key = "other".to_owned())),
+        ("an invalid user id", altered(core, |it| it.user = "no body".to_owned())),
     ] {
         let answer = signed.send(core).await;
         assert_eq!((answer.status, answer.code().as_str()), (401, "unauthenticated"), "{what}");
@@ -198,26 +198,29 @@ async fn signatures_that_do_not_hold_reach_neither_redis_nor_sql() {
     {
         assert_eq!(good.send_signed(core, signature).await.status, 401, "signature {signature:?}");
     }
-    assert!(!watched.asked_for("stranger").await, "a claim of no valid signature reached Redis");
-    assert_eq!(watched.writes().await, writes, "by Redis' own count");
+    assert!(
+        !watched.received_script_naming("stranger").await,
+        "a claim with an invalid signature reached Redis"
+    );
+    assert_eq!(watched.writes().await, writes, "number of writes reported by Redis");
     assert_eq!(Snapshot::take(&watched.redis, &sql, "demo").await, before);
     for (key, by_ms) in [("k1", -29_000), ("k2", 29_000)] {
         let mut signed = Signed::claim(core, "demo", "customer", key);
-        signed.timestamp = late(by_ms);
+        signed.timestamp = at_offset(by_ms);
         signed.send(core).await.expect(201);
     }
-    assert!(watched.asked_for("customer").await, "the test does not see what reaches Redis");
+    assert!(watched.received_script_naming("customer").await, "the test does not observe calls to Redis");
 }
 
 type Change = fn(&mut Signed);
 
-/// What an attacker between edge and core might change.
+/// Changes that an attacker between edge and core might make.
 fn changes_after_signing() -> [(&'static str, Change); 7] {
     [
         ("body", |it| {
             it.body = claim_body("demo", "stranger", "k", 2).to_string();
         }),
-        ("a blank in the body", |it| it.body.push(' ')),
+        ("a space in the body", |it| it.body.push(' ')),
         ("query", |it| it.path.push_str("?a=1")),
         ("content type", |it| it.content_type.push_str("; charset=utf-8")),
         ("user", |it| it.user.push('x')),
@@ -229,7 +232,7 @@ fn changes_after_signing() -> [(&'static str, Change); 7] {
 }
 
 #[tokio::test]
-async fn a_signature_goes_with_one_user_and_one_of_each_header() {
+async fn a_signature_allows_one_user_and_each_header_once() {
     let core = Core::start().await;
     core.create("demo", json!({"total": 10})).await;
     let mut signed = Signed::claim(&core, "demo", "alice", "k");
@@ -250,12 +253,16 @@ async fn a_signature_goes_with_one_user_and_one_of_each_header() {
     assert_eq!(core.client().send(request).await.unwrap().refused(401, "unauthenticated").status, 401);
     let request = core.client().request(Method::POST, &core.url(&signed.path)).bearer_auth(API_TOKEN);
     let request = request.header("X-Claimgate-Signature", "AAAA").json(&claim_body("demo", "alice", "k", 1));
-    assert_eq!(core.client().send(request).await.unwrap().status, 401, "a bad signature beside a good token");
+    assert_eq!(
+        core.client().send(request).await.unwrap().status,
+        401,
+        "an invalid signature next to a valid token"
+    );
     assert_eq!(core.campaign("demo").await["remaining"], 10);
 }
 
 #[tokio::test]
-async fn a_signed_claim_sent_again_by_anybody_meets_itself() {
+async fn a_resent_signed_claim_returns_the_same_claim() {
     let core = Core::start().await;
     core.create("demo", json!({"total": 10})).await;
     let signed = Signed::claim(&core, "demo", "alice", "k");

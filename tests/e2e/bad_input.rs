@@ -1,4 +1,4 @@
-//! Bad input gets its answer, and no counter moves.
+//! Invalid input is rejected and changes no counter.
 
 use std::time::{Duration, Instant};
 
@@ -7,15 +7,15 @@ use support::core_client::API_TOKEN;
 use support::raw::{Raw, claim_head, claim_request, status};
 use support::{Core, RedisView, Reply, Snapshot, Sql, claim_body};
 
-/// A core with one campaign and one claim in it, and its counters as they were before the test.
-struct Guarded {
+/// A core with one campaign and one claim, and a snapshot of the counters before the test.
+struct CounterGuard {
     core: Core,
     redis: RedisView,
     sql: Sql,
     before: Snapshot,
 }
 
-impl Guarded {
+impl CounterGuard {
     async fn start() -> Self {
         let core = Core::start().await;
         core.create("demo", json!({"total": 100, "per_user": 50, "per_user_per_day": 40, "per_claim": 10}))
@@ -27,7 +27,7 @@ impl Guarded {
         Self { core, redis, sql, before }
     }
 
-    /// Sends `body` as a claim's.
+    /// Posts `body` as a claim.
     async fn claim(&self, body: impl Into<reqwest::Body>) -> Reply {
         self.post("/internal/v1/claims", "application/json", body).await
     }
@@ -38,7 +38,7 @@ impl Guarded {
         client.send(request.header("Content-Type", content_type).body(body)).await.expect("an answer")
     }
 
-    /// Sends bytes as they are, ends the sending side, and returns the status of the answer, if any.
+    /// Sends raw bytes, closes the sending side, and returns the status of the answer, if any.
     async fn raw(&self, bytes: impl AsRef<[u8]>) -> Option<u16> {
         let mut raw = Raw::connect(self.core.listen()).await;
         raw.send(bytes).await;
@@ -46,8 +46,8 @@ impl Guarded {
         status(&raw.read_to_end().await)
     }
 
-    /// The counters are as they were, and others are served.
-    async fn unmoved(&self) {
+    /// Checks that no counter has changed and that other callers are served.
+    async fn assert_unchanged(&self) {
         let after = Snapshot::take(&self.redis, &self.sql, "demo").await;
         assert_eq!(after, self.before);
         self.core.claim("demo", "alice", "won").await.expect(200);
@@ -55,8 +55,8 @@ impl Guarded {
     }
 }
 
-/// A body with `value` in place of `member`'s.
-fn with(member: &str, value: &str) -> String {
+/// Returns a claim's body in which `member` has the JSON value `value`.
+fn body_with(member: &str, value: &str) -> String {
     let mut parts = vec![
         ("campaign_id", "\"demo\"".to_owned()),
         ("user_id", "\"mallory\"".to_owned()),
@@ -73,63 +73,66 @@ fn with(member: &str, value: &str) -> String {
 }
 
 #[tokio::test]
-async fn bodies() {
-    let guarded = Guarded::start().await;
-    let good = with("", "");
+async fn malformed_bodies_are_rejected() {
+    let guard = CounterGuard::start().await;
+    let good = body_with("", "");
     for length in 0..good.len() {
-        guarded.claim(good[..length].to_owned()).await.refused(400, "invalid_request");
+        guard.claim(good[..length].to_owned()).await.refused(400, "invalid_request");
     }
     for padding in [4096, 5000] {
         let long = format!("{good}{}", " ".repeat(padding));
-        guarded.claim(long).await.refused(413, "payload_too_large");
+        guard.claim(long).await.refused(413, "payload_too_large");
     }
-    // Core stops reading here; a client that goes on writing may find the connection reset before it sees why.
-    let answer = guarded.raw(claim_request(&" ".repeat(1_000_000))).await;
+    // Core stops reading, so a client that keeps writing may see a reset connection instead of the answer.
+    let answer = guard.raw(claim_request(&" ".repeat(1_000_000))).await;
     assert!(answer.is_none_or(|status| status == 413), "{answer:?}");
     let path = "/internal/v1/claims";
     for content_type in ["text/plain", "application/x-www-form-urlencoded", "application/jsonx", ""] {
-        guarded.post(path, content_type, good.clone()).await.refused(415, "unsupported_media_type");
+        guard.post(path, content_type, good.clone()).await.refused(415, "unsupported_media_type");
     }
-    let compressed = guarded.core.client().request(reqwest::Method::POST, &guarded.core.url(path));
+    let compressed = guard.core.client().request(reqwest::Method::POST, &guard.core.url(path));
     let compressed = compressed.bearer_auth(API_TOKEN).header("Content-Type", "application/json");
     let compressed = compressed.header("Content-Encoding", "gzip").body(good.clone());
-    guarded.core.client().send(compressed).await.unwrap().refused(415, "unsupported_media_type");
-    guarded.unmoved().await;
+    guard.core.client().send(compressed).await.unwrap().refused(415, "unsupported_media_type");
+    guard.assert_unchanged().await;
 }
 
 #[tokio::test]
-async fn a_body_of_exactly_four_kilobytes_is_read() {
-    let guarded = Guarded::start().await;
-    let good = with("", "");
-    guarded.claim(format!("{good}{}", " ".repeat(4096 - good.len()))).await.expect(201);
-    guarded.claim(format!("{good}{}", " ".repeat(4097 - good.len()))).await.refused(413, "payload_too_large");
+async fn a_body_of_4_kib_is_accepted_but_not_one_byte_more() {
+    let guard = CounterGuard::start().await;
+    let good = body_with("", "");
+    guard.claim(format!("{good}{}", " ".repeat(4096 - good.len()))).await.expect(201);
+    guard.claim(format!("{good}{}", " ".repeat(4097 - good.len()))).await.refused(413, "payload_too_large");
 }
 
 #[tokio::test]
-async fn content_lengths() {
-    let guarded = Guarded::start().await;
-    let (head, good) = (claim_head(), with("", ""));
+async fn wrong_content_lengths_are_rejected() {
+    let guard = CounterGuard::start().await;
+    let (head, good) = (claim_head(), body_with("", ""));
     let length = good.len();
     for (what, request) in [
         ("too short", format!("{head}Content-Length: {}\r\n\r\n{good}", length - 5)),
         ("too long, then the end", format!("{head}Content-Length: {}\r\n\r\n{good}", length + 5)),
         ("negative", format!("{head}Content-Length: -1\r\n\r\n{good}")),
-        ("no number", format!("{head}Content-Length: ten\r\n\r\n{good}")),
-        ("two that differ", format!("{head}Content-Length: 3\r\nContent-Length: {length}\r\n\r\n{good}")),
+        ("not a number", format!("{head}Content-Length: ten\r\n\r\n{good}")),
+        (
+            "two different values",
+            format!("{head}Content-Length: 3\r\nContent-Length: {length}\r\n\r\n{good}"),
+        ),
         ("none", format!("{head}\r\n{good}")),
         ("huge", format!("{head}Content-Length: 99999999999\r\n\r\n{good}")),
     ] {
-        let answer = guarded.raw(request).await;
+        let answer = guard.raw(request).await;
         assert!(answer.is_none_or(|status| (400..500).contains(&status)), "{what}: {answer:?}");
     }
-    guarded.unmoved().await;
+    guard.assert_unchanged().await;
 }
 
 #[tokio::test]
-async fn lengths_said_in_two_ways() {
-    let guarded = Guarded::start().await;
-    let (head, good) = (claim_head(), with("", ""));
-    let hidden = claim_request(&with("idempotency_key", "\"hidden\""));
+async fn ambiguous_body_lengths_are_rejected() {
+    let guard = CounterGuard::start().await;
+    let (head, good) = (claim_head(), body_with("", ""));
+    let hidden = claim_request(&body_with("idempotency_key", "\"hidden\""));
     let chunk = format!("{:x}\r\n{good}\r\n0\r\n\r\n", good.len());
     for (what, request) in [
         (
@@ -141,64 +144,64 @@ async fn lengths_said_in_two_ways() {
             format!("{head}Transfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n{chunk}"),
         ),
         (
-            "a request within",
+            "an embedded request",
             format!("{head}Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n{hidden}"),
         ),
-        ("chunked alone", format!("{head}Transfer-Encoding: chunked\r\n\r\n{chunk}")),
+        ("only chunked", format!("{head}Transfer-Encoding: chunked\r\n\r\n{chunk}")),
         ("unknown coding", format!("{head}Transfer-Encoding: zip\r\n\r\n{good}")),
         ("chunked not last", format!("{head}Transfer-Encoding: chunked, gzip\r\n\r\n{chunk}")),
-        ("no chunk", format!("{head}Transfer-Encoding: chunked\r\n\r\nzz\r\n{good}")),
+        ("an invalid chunk", format!("{head}Transfer-Encoding: chunked\r\n\r\nzz\r\n{good}")),
     ] {
-        let answer = guarded.raw(request).await;
+        let answer = guard.raw(request).await;
         assert!(answer.is_none_or(|status| (400..500).contains(&status)), "{what}: {answer:?}");
     }
-    guarded.unmoved().await;
+    guard.assert_unchanged().await;
 }
 
 #[tokio::test]
-async fn chunks_without_end() {
-    let guarded = Guarded::start().await;
-    let mut raw = Raw::connect(guarded.core.listen()).await;
+async fn endless_chunks_are_cut_off() {
+    let guard = CounterGuard::start().await;
+    let mut raw = Raw::connect(guard.core.listen()).await;
     raw.send(format!("{}Transfer-Encoding: chunked\r\n\r\n", claim_head())).await;
     let started = Instant::now();
     let chunk = format!("{:x}\r\n{}\r\n", 1000, " ".repeat(1000));
     while raw.send(&chunk).await {
-        assert!(started.elapsed() < Duration::from_secs(15), "chunks are taken without end");
+        assert!(started.elapsed() < Duration::from_secs(15), "endless chunks are never cut off");
         tokio::task::yield_now().await;
     }
-    guarded.unmoved().await;
+    guard.assert_unchanged().await;
 }
 
 #[tokio::test]
-async fn json() {
-    let guarded = Guarded::start().await;
+async fn invalid_json_is_rejected() {
+    let guard = CounterGuard::start().await;
     let deep = format!("{}1{}", "[".repeat(1000), "]".repeat(1000));
-    let good = with("", "");
+    let good = body_with("", "");
     for body in [
-        with("quantity", "1,\"quantity\":2"),
-        with("user_id", "\"a\",\"user_id\":\"b\""),
-        with("quantity", "1,\"extra\":true"),
-        with("quantity", &deep),
+        body_with("quantity", "1,\"quantity\":2"),
+        body_with("user_id", "\"a\",\"user_id\":\"b\""),
+        body_with("quantity", "1,\"extra\":true"),
+        body_with("quantity", &deep),
         format!("\u{feff}{good}"),
-        with("user_id", r#""\ud800""#),
-        with("quantity", "NaN"),
-        with("quantity", "Infinity"),
-        with("quantity", "1e400"),
-        with("quantity", "1e0"),
-        with("quantity", "-0"),
-        with("quantity", "9007199254740993"),
-        with("quantity", "18446744073709551616"),
-        with("quantity", "\"1\""),
-        with("quantity", "1.0"),
-        with("quantity", "01"),
-        with("quantity", "+1"),
-        with("quantity", "null"),
-        with("quantity", "[]"),
-        with("quantity", "{}"),
-        with("quantity", "true"),
-        with("campaign_id", "null"),
-        with("user_id", "7"),
-        with("idempotency_key", "[\"k\"]"),
+        body_with("user_id", r#""\ud800""#),
+        body_with("quantity", "NaN"),
+        body_with("quantity", "Infinity"),
+        body_with("quantity", "1e400"),
+        body_with("quantity", "1e0"),
+        body_with("quantity", "-0"),
+        body_with("quantity", "9007199254740993"),
+        body_with("quantity", "18446744073709551616"),
+        body_with("quantity", "\"1\""),
+        body_with("quantity", "1.0"),
+        body_with("quantity", "01"),
+        body_with("quantity", "+1"),
+        body_with("quantity", "null"),
+        body_with("quantity", "[]"),
+        body_with("quantity", "{}"),
+        body_with("quantity", "true"),
+        body_with("campaign_id", "null"),
+        body_with("user_id", "7"),
+        body_with("idempotency_key", "[\"k\"]"),
         format!("{good}{good}"),
         format!("[{good}]"),
         r#"["demo","mallory",1,"bad"]"#.to_owned(),
@@ -209,25 +212,25 @@ async fn json() {
         deep,
         "{'campaign_id':'demo'}".to_owned(),
     ] {
-        let answer = guarded.claim(body.clone()).await;
+        let answer = guard.claim(body.clone()).await;
         assert_eq!((answer.status, answer.code().as_str()), (400, "invalid_request"), "{body}");
     }
     let latin = [&b"{\"campaign_id\":\"demo\",\"user_id\":\"\xff\",\"idempotency_key\":\"k\"}"[..]].concat();
-    guarded.claim(latin).await.refused(400, "invalid_request");
-    guarded.unmoved().await;
+    guard.claim(latin).await.refused(400, "invalid_request");
+    guard.assert_unchanged().await;
 }
 
 #[tokio::test]
-async fn quantities() {
-    let guarded = Guarded::start().await;
+async fn quantities_out_of_range_are_rejected() {
+    let guard = CounterGuard::start().await;
     for quantity in ["0", "-1", "-9007199254740991", "11", "4294967295", "4294967296", "9007199254740991"] {
-        let answer = guarded.claim(with("quantity", quantity)).await.refused(422, "quantity_out_of_range");
+        let answer = guard.claim(body_with("quantity", quantity)).await.refused(422, "quantity_out_of_range");
         assert_eq!(answer.json()["field"], "quantity", "{quantity}");
     }
-    guarded.unmoved().await;
+    guard.assert_unchanged().await;
 }
 
-/// JSON strings of what is no id.
+/// Returns invalid ids as JSON strings.
 fn bad_ids() -> Vec<String> {
     let mut ids: Vec<String> = [
         "",
@@ -256,21 +259,21 @@ fn bad_ids() -> Vec<String> {
 }
 
 #[tokio::test]
-async fn ids_in_a_body() {
-    let guarded = Guarded::start().await;
+async fn invalid_ids_in_a_body_are_rejected() {
+    let guard = CounterGuard::start().await;
     for member in ["campaign_id", "user_id", "idempotency_key"] {
         for id in bad_ids() {
-            let answer = guarded.claim(with(member, &id)).await.refused(400, "invalid_request");
+            let answer = guard.claim(body_with(member, &id)).await.refused(400, "invalid_request");
             assert_eq!(answer.json()["field"], member, "{id}");
         }
     }
-    guarded.unmoved().await;
+    guard.assert_unchanged().await;
 }
 
 #[tokio::test]
-async fn ids_in_a_path() {
-    let guarded = Guarded::start().await;
-    let token = guarded.core.admin_token();
+async fn invalid_ids_in_a_path_are_rejected() {
+    let guard = CounterGuard::start().await;
+    let token = guard.core.admin_token();
     for id in [
         "%20",
         "a%20b",
@@ -295,10 +298,10 @@ async fn ids_in_a_path() {
         "....",
     ] {
         for (address, path) in [
-            (guarded.core.listen(), format!("/internal/v1/claims/{id}")),
-            (guarded.core.listen(), format!("/internal/v1/campaigns/{id}")),
-            (guarded.core.admin_listen(), format!("/admin/v1/campaigns/{id}")),
-            (guarded.core.admin_listen(), format!("/admin/v1/campaigns/{id}/claims")),
+            (guard.core.listen(), format!("/internal/v1/claims/{id}")),
+            (guard.core.listen(), format!("/internal/v1/campaigns/{id}")),
+            (guard.core.admin_listen(), format!("/admin/v1/campaigns/{id}")),
+            (guard.core.admin_listen(), format!("/admin/v1/campaigns/{id}/claims")),
         ] {
             let mut raw = Raw::connect(address).await;
             let head = format!(
@@ -310,25 +313,29 @@ async fn ids_in_a_path() {
             assert!(matches!(code, Some(400 | 404)), "{path}: {}", String::from_utf8_lossy(&answer));
         }
     }
-    guarded.unmoved().await;
+    guard.assert_unchanged().await;
 }
 
 #[tokio::test]
-async fn idempotency_keys() {
-    let guarded = Guarded::start().await;
-    guarded
-        .claim(with("idempotency_key", &json!("k".repeat(65)).to_string()))
+async fn missing_overlong_and_reused_keys_are_rejected() {
+    let guard = CounterGuard::start().await;
+    guard
+        .claim(body_with("idempotency_key", &json!("k".repeat(65)).to_string()))
         .await
         .refused(400, "invalid_request");
     let missing = json!({"campaign_id": "demo", "user_id": "mallory"}).to_string();
-    let missing = guarded.claim(missing).await.refused(400, "invalid_request").json();
+    let missing = guard.claim(missing).await.refused(400, "invalid_request").json();
     assert!(missing["detail"].as_str().unwrap().contains("idempotency_key"), "{missing}");
-    guarded
+    guard
         .claim(claim_body("demo", "alice", "won", 2).to_string())
         .await
         .refused(422, "idempotency_key_reused");
-    let after = Snapshot::take(&guarded.redis, &guarded.sql, "demo").await;
-    assert_eq!(after, guarded.before);
-    let other = guarded.core.claim("demo", "mallory", "won").await.expect(201);
-    assert_eq!(other.json()["claim"]["user_id"], "mallory", "another user's key is not that user's claim");
+    let after = Snapshot::take(&guard.redis, &guard.sql, "demo").await;
+    assert_eq!(after, guard.before);
+    let other = guard.core.claim("demo", "mallory", "won").await.expect(201);
+    assert_eq!(
+        other.json()["claim"]["user_id"],
+        "mallory",
+        "the same key of a different user makes a separate claim"
+    );
 }

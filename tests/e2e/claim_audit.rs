@@ -1,5 +1,4 @@
-//! Who confirmed and returned which claim, read through the API and the command line: each change once, none that was not
-//! made.
+//! The audit log of claims lists each confirmation and return once, with its caller, and nothing else.
 
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -18,8 +17,8 @@ fn options() -> CoreOptions {
     CoreOptions::default().with("CLAIMGATE_ADMIN_TOKENS", admins)
 }
 
-/// A campaign that holds its claims for `seconds`; the ids of claims by these users.
-async fn held(core: &Core, id: &str, seconds: u64, users: &[&str]) -> Vec<String> {
+/// Creates a campaign with this hold time, makes a claim for each user, and returns the claims' ids.
+async fn campaign_with_holds(core: &Core, id: &str, seconds: u64, users: &[&str]) -> Vec<String> {
     let mut body = campaign(id, json!({}));
     body["hold_seconds"] = json!(seconds);
     core.create_with(body).await;
@@ -36,14 +35,14 @@ async fn transition(core: &Core, id: &str, verb: &str, token: &str) -> Reply {
     core.client().call(Method::POST, &url, token, &Value::Null).await
 }
 
-/// The items of a page of the audit.
+/// Returns the first page of audit entries for `query`.
 async fn items(core: &Core, query: &str) -> Vec<Value> {
     let page = core.admin_get(&format!("/admin/v1/audit?{query}")).await.expect(200).json();
     page["items"].as_array().unwrap().clone()
 }
 
-/// The items of one campaign once there are `count`.
-async fn until(core: &Core, campaign: &str, count: usize) -> Vec<Value> {
+/// Waits until the campaign has `count` audit entries, and returns them.
+async fn until_items(core: &Core, campaign: &str, count: usize) -> Vec<Value> {
     eventually(SOON, || async {
         let items = items(core, &format!("campaign_id={campaign}")).await;
         holds(items.len() == count, || format!("{} items, not {count}: {items:?}", items.len()))
@@ -52,8 +51,8 @@ async fn until(core: &Core, campaign: &str, count: usize) -> Vec<Value> {
     .await
 }
 
-/// Who, what, which claim, and its status before and after.
-fn of_claim(item: &Value) -> [&str; 5] {
+/// Returns the caller, the action, the claim's id, and its status before and after.
+fn claim_change(item: &Value) -> [&str; 5] {
     let status = |name: &str| item[name]["status"].as_str().unwrap_or_default();
     [
         item["who"].as_str().unwrap(),
@@ -64,9 +63,9 @@ fn of_claim(item: &Value) -> [&str; 5] {
     ]
 }
 
-async fn each_is_listed_once_by_name(core: &Core) {
-    let ids = held(core, "demo", 600, &["ann", "bob", "cy", "dan"]).await;
-    let other = held(core, "other", 600, &["ann"]).await;
+async fn each_transition_is_audited_once_with_its_caller(core: &Core) {
+    let ids = campaign_with_holds(core, "demo", 600, &["ann", "bob", "cy", "dan"]).await;
+    let other = campaign_with_holds(core, "other", 600, &["ann"]).await;
     let admin = core.admin_token();
     for (id, verb, token) in [
         (&ids[0], "confirm", OLGA),
@@ -74,14 +73,14 @@ async fn each_is_listed_once_by_name(core: &Core) {
         (&ids[2], "confirm", API_TOKEN),
         (&ids[2], "return", OLGA),
     ] {
-        // The same once more changes nothing.
+        // Repeating a transition changes nothing.
         for _ in 0..2 {
             transition(core, id, verb, token).await.expect(200);
         }
     }
     transition(core, &other[0], "confirm", OLGA).await.expect(200);
 
-    // What is refused changes nothing.
+    // Rejected transitions change nothing.
     transition(core, &ids[3], "confirm", VERA).await.refused(403, "forbidden");
     transition(core, &ids[3], "return", "no-token-of-anybody-but-long-enough")
         .await
@@ -89,30 +88,30 @@ async fn each_is_listed_once_by_name(core: &Core) {
     transition(core, &ids[1], "confirm", OLGA).await.refused(409, "claim_returned");
     transition(core, &ids[0].replace(".ann.", ".eve."), "return", OLGA).await.refused(404, "claim_not_found");
 
-    let demo = until(core, "demo", 5).await;
+    let demo = until_items(core, "demo", 5).await;
     let expected = [
         ["olga", "confirm", &ids[0], "held", "granted"],
         ["admin", "return", &ids[1], "held", "returned"],
         ["shop", "confirm", &ids[2], "held", "granted"],
         ["olga", "return", &ids[2], "granted", "returned"],
     ];
-    assert_eq!(demo[1..].iter().map(of_claim).collect::<Vec<_>>(), expected);
+    assert_eq!(demo[1..].iter().map(claim_change).collect::<Vec<_>>(), expected);
     assert_eq!((&demo[0]["what"], &demo[0]["claim_id"]), (&json!("create"), &Value::Null));
     for item in &demo[1..] {
         assert_eq!((&item["campaign_id"], &item["version"]), (&json!("demo"), &Value::Null));
         assert!(item["at"].as_str().unwrap().ends_with('Z'), "{item}");
     }
-    until(core, "other", 2).await;
+    until_items(core, "other", 2).await;
     pages_miss_none(core, 7).await;
 
-    // A change of the campaign comes after what was read.
+    // A change of the campaign is listed after the entries already read.
     let last = items(core, "").await.last().unwrap()["number"].as_u64().unwrap();
     core.set_admin_state("demo", "pause").await.expect(200);
     let new = items(core, &format!("after={last}")).await;
     assert_eq!((new.len(), &new[0]["what"], &new[0]["claim_id"]), (1, &json!("pause"), &Value::Null));
 }
 
-/// Pages of two have all `count` items, each once, in rising order.
+/// Checks that pages of two list all `count` entries once, in ascending order.
 async fn pages_miss_none(core: &Core, count: usize) {
     let all = items(core, "").await;
     assert_eq!(all.len(), count, "{all:?}");
@@ -129,22 +128,22 @@ async fn pages_miss_none(core: &Core, count: usize) {
 }
 
 #[tokio::test]
-async fn each_is_listed_once_by_name_on_sqlite() {
-    each_is_listed_once_by_name(&options().start().await).await;
+async fn each_transition_is_audited_once_with_its_caller_on_sqlite() {
+    each_transition_is_audited_once_with_its_caller(&options().start().await).await;
 }
 
 #[tokio::test]
-async fn each_is_listed_once_by_name_on_postgresql() {
+async fn each_transition_is_audited_once_with_its_caller_on_postgres() {
     if let Some((core, _sql, _postgres)) = on_postgres("the claims' audit on PostgreSQL", options()).await {
-        each_is_listed_once_by_name(&core).await;
+        each_transition_is_audited_once_with_its_caller(&core).await;
     }
 }
 
-/// A hold that is due expires by whatever call comes first, which is no act of its caller.
+/// The next call expires holds that are due, but its caller did not cause the expiry.
 #[tokio::test]
-async fn an_expiry_is_no_callers() {
+async fn an_expiry_is_audited_without_a_caller() {
     let core = options().start().await;
-    let ids = held(&core, "demo", 1, &["ann", "bob"]).await;
+    let ids = campaign_with_holds(&core, "demo", 1, &["ann", "bob"]).await;
     for id in &ids {
         eventually(SOON, || async {
             let reply = core.look_up(id).await.expect(200).json();
@@ -159,18 +158,18 @@ async fn an_expiry_is_no_callers() {
         holds(rows.iter().all(|row| row.status == "expired"), || format!("{rows:?}"))
     })
     .await;
-    until(&core, "demo", 1).await;
+    until_items(&core, "demo", 1).await;
 }
 
-/// Without holds: what was returned was granted.
+/// Without holds, a returned claim was previously granted.
 #[tokio::test]
-async fn a_grant_is_returned() {
+async fn returning_a_granted_claim_is_audited() {
     let core = options().start().await;
     core.create("demo", json!({})).await;
     let id = core.claim("demo", "ann", "k").await.expect(201).json()["claim"]["id"].clone();
     let id = id.as_str().unwrap();
     transition(&core, id, "confirm", OLGA).await.expect(200);
     transition(&core, id, "return", OLGA).await.expect(200);
-    let listed = until(&core, "demo", 2).await;
-    assert_eq!(of_claim(&listed[1]), ["olga", "return", id, "granted", "returned"]);
+    let listed = until_items(&core, "demo", 2).await;
+    assert_eq!(claim_change(&listed[1]), ["olga", "return", id, "granted", "returned"]);
 }

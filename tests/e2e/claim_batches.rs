@@ -1,4 +1,4 @@
-//! Many claims in one request: each has the outcome that it would have had alone.
+//! In a batch, each claim has the same outcome as in a separate request.
 
 use futures_util::future::{join_all, select_all};
 use reqwest::Method;
@@ -12,7 +12,7 @@ use crate::on_postgres::on_postgres;
 
 const PATH: &str = "/internal/v1/claims/batch";
 
-/// Each result's status, and a problem's code.
+/// Returns the status of each result, and the code of a problem.
 fn outcomes(reply: &Reply) -> Vec<(u64, String)> {
     let results = reply.json()["results"].as_array().expect("results").clone();
     let outcome = |result: &Value| {
@@ -26,7 +26,7 @@ fn outcome(status: u64, code: &str) -> (u64, String) {
     (status, code.to_owned())
 }
 
-/// Checks each result. In a batch that was sent again, a claim may have been granted before.
+/// Checks each result. In a resent batch, a claim may have been granted by the first request.
 fn check(reply: &Reply, expected: &[(u64, String)]) {
     let mut found = outcomes(reply);
     for (found, expected) in found.iter_mut().zip(expected) {
@@ -37,7 +37,7 @@ fn check(reply: &Reply, expected: &[(u64, String)]) {
     assert_eq!(found, expected);
 }
 
-/// Claims of a batch that it has made.
+/// Returns the number of claims that the batch has made.
 fn granted(reply: &Reply) -> usize {
     outcomes(reply)
         .iter()
@@ -46,7 +46,7 @@ fn granted(reply: &Reply) -> usize {
 }
 
 #[tokio::test]
-async fn each_claim_of_a_batch_has_its_own_outcome_in_its_place() {
+async fn each_claim_has_its_own_outcome_in_request_order() {
     let core = Core::start().await;
     core.create("demo", json!({"total": 3, "per_user": 1})).await;
     core.create("other", json!({"total": 1})).await;
@@ -70,14 +70,14 @@ async fn each_claim_of_a_batch_has_its_own_outcome_in_its_place() {
     check(&reply, &expected);
     let results = reply.json()["results"].clone();
     let alone = core.claim("demo", "alice", "k").await.expect(200).json();
-    assert_eq!(results[0]["body"]["claim"], alone["claim"], "the body is the one of a claim alone");
+    assert_eq!(results[0]["body"]["claim"], alone["claim"], "the body equals the one of a single claim");
     assert_eq!(results[1]["body"]["instance"], reply.header("x-request-id"));
     assert_eq!(results[1]["body"]["field"], "user_id");
     assert_eq!(core.sql().until("demo", 1).await.len(), 1);
 }
 
 #[tokio::test]
-async fn equal_keys_of_a_batch_are_decided_in_their_order() {
+async fn equal_keys_are_decided_in_request_order() {
     let core = Core::start().await;
     core.create("demo", json!({"total": 100})).await;
     let twice = [
@@ -95,7 +95,7 @@ async fn equal_keys_of_a_batch_are_decided_in_their_order() {
 }
 
 #[tokio::test]
-async fn batches_of_many_callers_give_out_the_total_and_no_more() {
+async fn concurrent_batches_grant_exactly_the_total() {
     let core = Core::start().await;
     core.create("demo", json!({"total": 700})).await;
     let batches = (0..4).map(|batch| {
@@ -110,8 +110,8 @@ async fn batches_of_many_callers_give_out_the_total_and_no_more() {
     assert_eq!(core.sql().until("demo", 700).await.len(), 700);
 }
 
-/// Batches whose answers were lost with core are sent again: each claim counts once, whatever had become of it.
-async fn batches_sent_again_count_once(mut core: Core, sql: &Sql) {
+/// Resends batches whose answers were lost when core was killed, and checks that each claim counts once.
+async fn resent_batches_count_once(mut core: Core, sql: &Sql) {
     const BATCHES: usize = 40;
     const TOTAL: usize = 8_000;
     core.create("demo", json!({"total": TOTAL})).await;
@@ -127,42 +127,46 @@ async fn batches_sent_again_count_once(mut core: Core, sql: &Sql) {
             tokio::spawn(async move { (number, client.send(request).await.ok()) })
         })
         .collect();
-    // At the first answer the others are on their way.
+    // When the first answer arrives, the other batches are in flight.
     let (first, _, others) = select_all(calls).await;
     core.kill();
-    let mut told: Vec<_> = join_all(others).await.into_iter().chain([first]).map(Result::unwrap).collect();
-    told.sort_by_key(|(number, _)| *number);
-    assert!(told.iter().any(|(_, told)| told.is_none()), "every batch was answered before the kill");
+    let mut first_answers: Vec<_> =
+        join_all(others).await.into_iter().chain([first]).map(Result::unwrap).collect();
+    first_answers.sort_by_key(|(number, _)| *number);
+    assert!(
+        first_answers.iter().any(|(_, first_answer)| first_answer.is_none()),
+        "every batch was answered before the kill"
+    );
     let core = core.restart().await;
-    let mut stand = 0;
-    for (number, told) in told {
+    let mut standing = 0;
+    for (number, first_answers) in first_answers {
         let again = outcomes(&core.claim_batch(&batch(number)).await.expect(200));
-        stand += again.iter().filter(|(status, _)| [200, 201].contains(status)).count();
-        let told = told.as_ref().map(outcomes).unwrap_or_default();
-        for (before, after) in told.iter().zip(&again) {
+        standing += again.iter().filter(|(status, _)| [200, 201].contains(status)).count();
+        let first_answers = first_answers.as_ref().map(outcomes).unwrap_or_default();
+        for (before, after) in first_answers.iter().zip(&again) {
             assert!(before.0 != 201 || after.0 == 200, "{before:?}, then {after:?}");
         }
     }
-    assert_eq!(stand, TOTAL);
+    assert_eq!(standing, TOTAL);
     assert_eq!(sql.until("demo", TOTAL).await.len(), TOTAL);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn batches_sent_again_count_once_on_sqlite() {
+async fn resent_batches_count_once_on_sqlite() {
     let core = Core::start().await;
     let sql = core.sql();
-    batches_sent_again_count_once(core, &sql).await;
+    resent_batches_count_once(core, &sql).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn batches_sent_again_count_once_on_postgresql() {
+async fn resent_batches_count_once_on_postgres() {
     if let Some((core, sql, _postgres)) = on_postgres("batches on PostgreSQL", CoreOptions::default()).await {
-        batches_sent_again_count_once(core, &sql).await;
+        resent_batches_count_once(core, &sql).await;
     }
 }
 
 #[tokio::test]
-async fn a_batch_that_is_none_is_refused_whole() {
+async fn an_invalid_batch_is_rejected_as_a_whole() {
     let core = Core::start().await;
     core.create("demo", json!({"total": 5})).await;
     core.claim_batch(&[]).await.refused(400, "invalid_request");
@@ -175,12 +179,12 @@ async fn a_batch_that_is_none_is_refused_whole() {
     let large = json!({"claims": [claim_body("demo", "a", "k", 1)], "padding": "x".repeat(128 * 1024)});
     let reply = core.client().call(Method::POST, &core.url(PATH), API_TOKEN, &large).await;
     reply.refused(413, "payload_too_large");
-    // Nothing of all this was tried.
+    // None of these claims was decided.
     assert_eq!(core.campaign("demo").await["remaining"], 5);
 }
 
 #[tokio::test]
-async fn a_batch_is_for_back_ends_and_admins() {
+async fn only_back_ends_and_admins_may_send_batches() {
     let core = Core::start().await;
     core.create("demo", json!({"total": 5})).await;
     let body = json!({"claims": [claim_body("demo", "alice", "k", 1)]});

@@ -1,4 +1,4 @@
-//! One claim from its first asking to its row in SQL, and every rule that may refuse it.
+//! One claim from its first request to its row in SQL, and each rule that may deny it.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use support::times::{from_now, ms, now_ms};
 use support::wait::holds;
 use support::{Core, Reply, SOON, claim_body, eventually};
 
-/// The claim of an answer, without what changes between a grant and its replays.
+/// Returns the claim in an answer, without the members that differ between a grant and its replays.
 fn claim(reply: &Reply) -> Value {
     reply.json()["claim"].clone()
 }
 
 #[tokio::test]
-async fn a_grant_says_what_was_given_and_a_replay_says_the_same() {
+async fn a_replay_returns_the_same_claim_as_the_grant() {
     let core = Core::start().await;
     core.create("demo", json!({"total": 10, "per_user": 3})).await;
     let before = now_ms();
@@ -41,7 +41,7 @@ async fn a_grant_says_what_was_given_and_a_replay_says_the_same() {
 }
 
 #[tokio::test]
-async fn the_claim_id_is_the_one_of_the_contract() {
+async fn claim_ids_are_derived_as_documented() {
     // printf '\0\0\0\4demo\0\0\0\5alice\0\0\0\2k1' | sha256sum
     assert_eq!(claim_id("demo", "alice", "k1"), "demo.alice.7qS1suZRPTSNsAtig2V7tg");
     let core = Core::start().await;
@@ -53,7 +53,7 @@ async fn the_claim_id_is_the_one_of_the_contract() {
 }
 
 #[tokio::test]
-async fn quantity_is_one_when_left_out_and_nothing_is_limited_by_default() {
+async fn quantity_defaults_to_one_and_limits_to_unlimited() {
     let core = Core::start().await;
     core.create("free", json!({})).await;
     let body = json!({"campaign_id": "free", "user_id": "a", "idempotency_key": "k"});
@@ -71,7 +71,7 @@ async fn quantity_is_one_when_left_out_and_nothing_is_limited_by_default() {
 }
 
 #[tokio::test]
-async fn the_same_key_with_another_quantity_is_refused_and_another_users_key_is_not() {
+async fn a_reused_key_is_rejected_only_if_the_quantity_differs() {
     let core = Core::start().await;
     core.create("demo", json!({"total": 10})).await;
     let alice = core.claim("demo", "alice", "k").await.expect(201);
@@ -83,7 +83,7 @@ async fn the_same_key_with_another_quantity_is_refused_and_another_users_key_is_
 }
 
 #[tokio::test]
-async fn a_look_up_tells_once_sql_holds_the_claim() {
+async fn a_lookup_reports_whether_sql_has_the_claim() {
     let core = Core::start().await;
     core.create("demo", json!({"total": 10})).await;
     let granted = claim(&core.claim("demo", "alice", "k").await.expect(201));
@@ -103,7 +103,7 @@ async fn a_look_up_tells_once_sql_holds_the_claim() {
 }
 
 #[tokio::test]
-async fn a_winner_meets_the_claim_whatever_the_campaign_has_become() {
+async fn a_winners_retry_succeeds_in_any_state_of_the_campaign() {
     let core = Core::start().await;
     core.create("demo", json!({"total": 1})).await;
     let won = claim(&core.claim("demo", "alice", "k").await.expect(201));
@@ -119,18 +119,18 @@ async fn a_winner_meets_the_claim_whatever_the_campaign_has_become() {
     core.set_admin_state("demo", "resume").await.expect(200);
     core.patch("demo", json!({"ends_at": from_now(-1)})).await.expect(200);
     core.claim("demo", "bob", "k").await.refused(403, "ended");
-    replay("past the window").await;
+    replay("after the window").await;
     core.patch("demo", json!({"starts_at": from_now(3600), "ends_at": null})).await.expect(200);
     core.claim("demo", "bob", "k").await.refused(403, "not_started");
     replay("before the window").await;
     core.set_admin_state("demo", "end").await.expect(200);
     core.claim("demo", "bob", "k").await.refused(403, "ended");
-    replay("ended by hand").await;
+    replay("ended by an admin").await;
     assert_eq!(core.sql().until("demo", 1).await.len(), 1);
 }
 
 #[tokio::test]
-async fn a_denied_key_is_decided_afresh() {
+async fn a_denied_key_is_decided_again() {
     let core = Core::start().await;
     core.create("demo", json!({"total": 1})).await;
     core.claim("demo", "alice", "k").await.expect(201);
@@ -160,7 +160,7 @@ async fn quantity_is_all_or_nothing() {
 }
 
 #[tokio::test]
-async fn each_limit_alone_allows_exactly_what_it_says() {
+async fn each_limit_allows_exactly_its_number_of_units() {
     let core = Core::start().await;
     for (limit, code) in [
         ("total", "sold_out"),
@@ -182,7 +182,7 @@ async fn each_limit_alone_allows_exactly_what_it_says() {
 }
 
 #[tokio::test]
-async fn per_claim_bounds_one_claim_and_not_their_number() {
+async fn the_per_claim_limit_does_not_limit_the_number_of_claims() {
     let core = Core::start().await;
     core.create("demo", json!({"per_claim": 2})).await;
     core.claim_units("demo", "alice", "a", 3).await.refused(422, "quantity_out_of_range");
@@ -194,32 +194,32 @@ async fn per_claim_bounds_one_claim_and_not_their_number() {
 }
 
 #[tokio::test]
-async fn the_first_rule_that_refuses_is_named() {
+async fn the_first_rule_that_denies_is_named() {
     let core = Core::start().await;
     let all = json!({"total": 4, "per_user": 3, "per_user_per_day": 2, "per_claim": 2});
     core.create("demo", all).await;
-    let ask = async |user: &str, key: &str, units, status, code: &str| {
+    let assert_rejected = async |user: &str, key: &str, units, status, code: &str| {
         assert_eq!(core.claim_units("demo", user, key, units).await.refused(status, code).status, status);
     };
     core.claim_units("demo", "alice", "1", 2).await.expect(201);
-    ask("alice", "2", 3, 422, "quantity_out_of_range").await;
-    ask("alice", "2", 2, 409, "user_daily_limit_reached").await;
+    assert_rejected("alice", "2", 3, 422, "quantity_out_of_range").await;
+    assert_rejected("alice", "2", 2, 409, "user_daily_limit_reached").await;
     core.patch("demo", json!({"limits": {"per_user_per_day": 5}})).await.expect(200);
-    ask("alice", "2", 2, 409, "user_limit_reached").await;
+    assert_rejected("alice", "2", 2, 409, "user_limit_reached").await;
     core.claim("demo", "bob", "1").await.expect(201);
     core.claim("demo", "bob", "2").await.expect(201);
-    ask("alice", "2", 2, 409, "user_limit_reached").await;
-    ask("alice", "2", 1, 409, "sold_out").await;
+    assert_rejected("alice", "2", 2, 409, "user_limit_reached").await;
+    assert_rejected("alice", "2", 1, 409, "sold_out").await;
     core.patch("demo", json!({"ends_at": from_now(-1)})).await.expect(200);
-    ask("alice", "2", 3, 403, "ended").await;
+    assert_rejected("alice", "2", 3, 403, "ended").await;
     core.set_admin_state("demo", "pause").await.expect(200);
-    ask("alice", "2", 3, 403, "paused").await;
-    ask("alice", "1", 1, 422, "idempotency_key_reused").await;
+    assert_rejected("alice", "2", 3, 403, "paused").await;
+    assert_rejected("alice", "1", 1, 422, "idempotency_key_reused").await;
     assert_eq!(core.admin_get("/admin/v1/campaigns/demo").await.json()["taken"], 4);
 }
 
 #[tokio::test]
-async fn a_refusal_by_one_limit_takes_nothing_from_another() {
+async fn a_claim_denied_by_one_limit_does_not_count_in_the_others() {
     let core = Core::start().await;
     core.create("demo", json!({"total": 10, "per_user": 3, "per_user_per_day": 2})).await;
     core.claim_units("demo", "alice", "1", 2).await.expect(201);
@@ -244,7 +244,7 @@ async fn all_of_a_users_many_claims_can_be_replayed() {
     }
     core.claim("demo", "alice", "more").await.refused(409, "user_limit_reached");
     let redis = core.redis().await;
-    assert_eq!(redis.moved_claims("demo").await, CLAIMS - 8, "eight stay in the user's record");
+    assert_eq!(redis.moved_claims("demo").await, CLAIMS - 8, "eight claims stay in the user's record");
     for (at, won) in won.iter().enumerate() {
         let again = core.claim("demo", "alice", &format!("k{at}")).await.expect(200);
         assert_eq!(claim(&again), *won);
@@ -255,7 +255,8 @@ async fn all_of_a_users_many_claims_can_be_replayed() {
     assert_eq!(core.sql().until("demo", 30).await.len(), 30);
 }
 
-/// Claims on `id` from before its window of two seconds until it has closed; how many were refused before it, and granted.
+/// Makes claims until the window of two seconds has closed. Returns how many claims were too early, and how
+/// many were granted.
 async fn claims_across_the_window(core: &Core, id: &str) -> (usize, usize) {
     let mut body = campaign(id, json!({}));
     body["starts_at"] = json!(from_now(2));
@@ -271,13 +272,13 @@ async fn claims_across_the_window(core: &Core, id: &str) -> (usize, usize) {
             assert!((opens..closes).contains(&at), "granted at {at}, outside of {opens}..{closes}");
             granted += 1;
         } else if reply.code() == "not_started" {
-            assert!(granted == 0, "closed again before its end");
-            assert!(asked_at < opens + 5, "refused {} ms after it opened", asked_at - opens);
+            assert!(granted == 0, "the window closed before its end");
+            assert!(asked_at < opens + 5, "denied {} ms after the window opened", asked_at - opens);
             assert_eq!(ms(reply.json()["starts_at"].as_str().unwrap()), opens);
             early += 1;
         } else {
             assert_eq!(ms(reply.refused(403, "ended").json()["ends_at"].as_str().unwrap()), closes);
-            assert!(now_ms() >= closes - 5, "refused before it closed");
+            assert!(now_ms() >= closes - 5, "denied before the window closed");
             break;
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -286,20 +287,20 @@ async fn claims_across_the_window(core: &Core, id: &str) -> (usize, usize) {
 }
 
 #[tokio::test]
-async fn the_window_opens_and_closes_at_its_edges() {
+async fn the_window_opens_and_closes_on_time() {
     let core = Core::start().await;
-    // A slow disk may hold claims up until a window is over; then the next one is looked at.
+    // A slow disk may delay claims until the window has closed; in that case, retry with a new window.
     for attempt in 0..5 {
         let (early, granted) = claims_across_the_window(&core, &format!("demo{attempt}")).await;
         if early > 0 && granted > 0 {
             return;
         }
     }
-    panic!("no claim before a window, or none in it");
+    panic!("no claim was made before a window, or none in it");
 }
 
 #[tokio::test]
-async fn a_claim_completes_when_its_client_hangs_up() {
+async fn a_claim_completes_even_if_its_client_hangs_up() {
     let core = Core::start().await;
     core.create("demo", json!({"total": 100})).await;
     for at in 0..20 {
@@ -317,7 +318,7 @@ async fn a_claim_completes_when_its_client_hangs_up() {
 }
 
 #[tokio::test]
-async fn the_edge_claims_and_reads_for_its_user_alone() {
+async fn the_edge_may_claim_and_read_only_for_its_user() {
     let core = Core::start().await;
     core.create("demo", json!({"total": 5})).await;
     let granted = Signed::claim(&core, "demo", "alice", "k").send(&core).await.expect(201);
@@ -327,7 +328,11 @@ async fn the_edge_claims_and_reads_for_its_user_alone() {
     let other = Signed::get(&core, &path, "bob").send(&core).await.refused(404, "claim_not_found");
     let missing_path = format!("/internal/v1/claims/{}", claim_id("demo", "bob", "none"));
     let missing = Signed::get(&core, &missing_path, "bob").send(&core).await.refused(404, "claim_not_found");
-    assert_eq!(other.json()["detail"], missing.json()["detail"], "missing or not yours: the same answer");
+    assert_eq!(
+        other.json()["detail"],
+        missing.json()["detail"],
+        "a missing claim and a different user's claim get the same answer"
+    );
     let view = Signed::get(&core, "/internal/v1/campaigns/demo", "").send(&core).await.expect(200).json();
     assert_eq!(view["remaining"], 4);
     let mut signed = Signed::claim(&core, "demo", "alice", "k2");
@@ -337,5 +342,5 @@ async fn the_edge_claims_and_reads_for_its_user_alone() {
     let signed = Signed::get(&core, "/admin/v1/campaigns", "alice");
     let admin =
         admin.header("X-Claimgate-Key", &signed.kid).header("X-Claimgate-Signature", signed.signature());
-    assert_eq!(core.client().send(admin).await.unwrap().status, 401, "the edge is no admin");
+    assert_eq!(core.client().send(admin).await.unwrap().status, 401, "the edge has no admin role");
 }

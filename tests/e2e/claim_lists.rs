@@ -1,16 +1,17 @@
-//! The admin's lists of claims, by user and by status: pages and CSV.
+//! Lists of claims for admins, filtered by user and status, as pages and CSV.
 
 use reqwest::Method;
 use serde_json::{Value, json};
-use support::postgres::Postgres;
 use support::signing::claim_id;
 use support::sql::{Claims, Sql};
 use support::{Core, CoreOptions};
 
+use crate::on_postgres::on_postgres;
+
 const PATH: &str = "/admin/v1/campaigns/demo/claims";
 
-/// The items of all pages of the list by `query`, and how many pages there were.
-async fn all(core: &Core, query: &str) -> (Vec<Value>, usize) {
+/// Returns the items of all pages for `query`, and the number of pages.
+async fn all_pages(core: &Core, query: &str) -> (Vec<Value>, usize) {
     let (mut items, mut pages, mut cursor) = (Vec::new(), 0, String::new());
     loop {
         let page = core.admin_get(&format!("{PATH}?{query}{cursor}")).await.expect(200).json();
@@ -34,7 +35,7 @@ async fn csv(core: &Core, query: &str) -> Vec<String> {
     reply.text().lines().map(str::to_owned).collect()
 }
 
-async fn lists_name_what_was_asked_for(core: &Core, sql: &Sql) {
+async fn claims_are_filtered_by_user_and_status(core: &Core, sql: &Sql) {
     core.create("demo", json!({})).await;
     let claims = [("alice", "a"), ("bob", "a"), ("alice", "b"), ("bob", "b"), ("alice", "c")];
     for (user, key) in claims {
@@ -57,7 +58,11 @@ async fn lists_name_what_was_asked_for(core: &Core, sql: &Sql) {
     ] {
         let expected: Vec<String> = expected.into_iter().map(|at: usize| id(claims[at])).collect();
         for limit in 1..=6 {
-            assert_eq!(ids(&all(core, &format!("limit={limit}{query}")).await.0), expected, "{limit}{query}");
+            assert_eq!(
+                ids(&all_pages(core, &format!("limit={limit}{query}")).await.0),
+                expected,
+                "{limit}{query}"
+            );
         }
         let lines = csv(core, query).await;
         assert_eq!(lines[0], "id,user_id,quantity,status,sequence,day,claimed_at,updated_at", "{query}");
@@ -67,39 +72,35 @@ async fn lists_name_what_was_asked_for(core: &Core, sql: &Sql) {
 }
 
 #[tokio::test]
-async fn claims_are_listed_by_user_and_by_status_sqlite() {
+async fn claims_are_filtered_by_user_and_status_on_sqlite() {
     let core = Core::start().await;
-    lists_name_what_was_asked_for(&core, &core.sql()).await;
+    claims_are_filtered_by_user_and_status(&core, &core.sql()).await;
 }
 
 #[tokio::test]
-async fn claims_are_listed_by_user_and_by_status_postgres() {
-    let postgres = match Postgres::start().await {
-        Ok(postgres) => postgres,
-        Err(why) => return println!("skipped: {why}"),
-    };
-    let url = postgres.database("claimgate").await;
-    let core = CoreOptions::default().with("CLAIMGATE_DATABASE_URL", &url).start().await;
-    lists_name_what_was_asked_for(&core, &Sql::open(&url)).await;
+async fn claims_are_filtered_by_user_and_status_on_postgres() {
+    let started = on_postgres("lists of claims on PostgreSQL", CoreOptions::default()).await;
+    let Some((core, sql, _postgres)) = started else { return };
+    claims_are_filtered_by_user_and_status(&core, &sql).await;
 }
 
-/// A page looks at so many claims, whatever it finds: it takes no longer in a large campaign.
+/// A page scans a bounded number of claims, so that it is not slower in a large campaign.
 #[tokio::test]
-async fn a_rare_status_is_found_page_by_page() {
+async fn a_rare_status_is_found_over_several_pages() {
     let core = Core::start().await;
     core.create("demo", json!({})).await;
     let sql = core.sql();
     assert_eq!(sql.run(Claims { campaign: "demo", count: 25_000 }.insert()).await, 25_000);
     assert_eq!(sql.run("UPDATE claims SET status = 'returned' WHERE sequence = 24999".to_owned()).await, 1);
-    let (items, pages) = all(&core, "status=returned").await;
+    let (items, pages) = all_pages(&core, "status=returned").await;
     assert_eq!((items.len(), items[0]["sequence"].as_u64(), pages), (1, Some(24_999), 3));
-    let (granted, _) = all(&core, "limit=1000&status=granted").await;
+    let (granted, _) = all_pages(&core, "limit=1000&status=granted").await;
     assert_eq!(granted.len(), 24_999);
     assert_eq!(csv(&core, "status=returned").await.len(), 2);
 }
 
 #[tokio::test]
-async fn a_filter_that_is_none_is_named() {
+async fn the_error_for_an_invalid_filter_names_the_field() {
     let core = Core::start().await;
     core.create("demo", json!({})).await;
     for (query, field) in [

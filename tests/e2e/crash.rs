@@ -1,116 +1,105 @@
-//! Killed at the worst moment: nothing acknowledged is lost, nothing is granted twice, no limit is passed.
-
-use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+//! Crashes under load: no acknowledged claim is lost, none is granted twice, and no limit is exceeded.
 
 use serde_json::json;
+use support::checker::{Checker, Limits};
 use support::only_on;
 use support::process::{Signal, runs, signal_pid};
 use support::rng::Rng;
-use support::storm::{Bounds, Seen, check, kill_once, resolve_unknown, storm, wishes};
+use support::storm::{ClaimOutcome, claim_attempts};
 use support::topology::OWN;
-use support::wait::holds;
+use support::wait::{holds, until_status};
 use support::{Core, SOON, claim_body, eventually, heavy};
 
 const ROUNDS: usize = 3;
-/// 1,000 users, two keys each.
-const BOUNDS: Bounds = Bounds { total: 1500, per_user: 2 };
-const AT_ONCE: usize = 200;
+const LIMITS: Limits = Limits { total: Some(1500), per_user: Some(2), per_user_per_day: None };
+const CONCURRENT_CLAIMS: usize = 200;
 
-fn limits() -> serde_json::Value {
-    json!({"total": BOUNDS.total, "per_user": BOUNDS.per_user})
+/// Makes 2,000 claims for 1,000 users and kills `victim` after a random number of acknowledged claims.
+async fn kill_during_claims(core: &Core, campaign: &str, victim: u32, rng: &mut Rng) -> Checker {
+    let checker = Checker::create(core, campaign, LIMITS).await;
+    let kill_after = usize::try_from(rng.within(1, 1000)).unwrap();
+    let killer = checker.kill_after(kill_after, victim);
+    checker
+        .storm(core.client(), || core.url("/internal/v1/claims"), &claim_attempts(1000, 2), CONCURRENT_CLAIMS)
+        .await;
+    killer.join().unwrap();
+    let unknown = checker.outcomes().values().filter(|seen| **seen == ClaimOutcome::Unknown).count();
+    println!("{campaign}: killed after {kill_after} acknowledged claims, {unknown} of 2,000 unknown");
+    assert!(unknown > 0, "killed too late to lose any answer");
+    checker
+}
+
+/// Checks that all units are taken once each claim has an answer, then lets `checker` judge the whole run.
+async fn assert_all_taken(core: &Core, checker: &Checker) {
+    checker.resolve_unknown(core).await;
+    assert_eq!(checker.acknowledged().len(), 1500);
+    checker.judge_without_loss(core).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn core_killed_during_two_thousand_claims() {
+async fn no_acknowledged_claim_is_lost_in_a_core_crash() {
     let _turn = heavy().await;
     let mut rng = Rng::seeded("core_killed");
     let mut core = Core::start().await;
     for round in 0..ROUNDS {
-        let campaign = format!("round{round}");
-        core.create(&campaign, limits()).await;
-        let (wishes, acknowledged) = (wishes(1000, 2), Arc::new(AtomicUsize::new(0)));
-        let kill_after = usize::try_from(rng.within(1, 1000)).unwrap();
-        let pid = core.pid();
-        let killer = kill_once(&acknowledged, kill_after, pid);
-        let mut seen = storm(&core, &campaign, &wishes, AT_ONCE, &acknowledged).await;
-        killer.join().unwrap();
+        let checker = kill_during_claims(&core, &format!("round{round}"), core.pid(), &mut rng).await;
         core.kill();
-        let unknown = seen.values().filter(|seen| **seen == Seen::Unknown).count();
-        println!(
-            "round {round}: killed core after {kill_after} acknowledged claims, {unknown} of 2,000 unknown"
-        );
-        assert!(unknown > 0, "core was killed too late to matter");
         core = core.restart().await;
-        resolve_unknown(&core, &campaign, &mut seen).await;
-        check(&core, &campaign, &seen, BOUNDS).await;
-        let granted = seen.values().filter(|seen| matches!(seen, Seen::Claimed { .. })).count();
-        assert_eq!(granted, 1500, "once all have an answer, all units are taken");
+        assert_all_taken(&core, &checker).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn redis_killed_during_two_thousand_claims() {
-    only_on!(OWN, "core starts its own Redis again");
+async fn no_acknowledged_claim_is_lost_in_a_redis_crash() {
+    only_on!(OWN, "core restarts only its own Redis");
     let _turn = heavy().await;
     let mut rng = Rng::seeded("redis_killed");
     let core = Core::start().await;
     for round in 0..ROUNDS {
-        let campaign = format!("round{round}");
-        core.create(&campaign, limits()).await;
-        let (wishes, acknowledged) = (wishes(1000, 2), Arc::new(AtomicUsize::new(0)));
-        let kill_after = usize::try_from(rng.within(1, 1000)).unwrap();
         let pid = core.redis_pid().await;
-        let killer = kill_once(&acknowledged, kill_after, pid);
-        let mut seen = storm(&core, &campaign, &wishes, AT_ONCE, &acknowledged).await;
-        killer.join().unwrap();
-        let unknown = seen.values().filter(|seen| **seen == Seen::Unknown).count();
-        println!(
-            "round {round}: killed Redis after {kill_after} acknowledged claims, {unknown} of 2,000 unknown"
-        );
-        assert!(unknown > 0, "Redis was killed too late to matter");
-        resolve_unknown(&core, &campaign, &mut seen).await;
-        assert_ne!(core.redis_pid().await, pid, "core has started another Redis");
-        check(&core, &campaign, &seen, BOUNDS).await;
-        let granted = seen.values().filter(|seen| matches!(seen, Seen::Claimed { .. })).count();
-        assert_eq!(granted, 1500, "once all have an answer, all units are taken");
+        let checker = kill_during_claims(&core, &format!("round{round}"), pid, &mut rng).await;
+        checker.resolve_unknown(&core).await;
+        assert_ne!(core.redis_pid().await, pid, "core has not restarted Redis");
+        assert_all_taken(&core, &checker).await;
     }
     core.ready().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn winners_meet_their_claims_after_both_were_killed() {
-    only_on!(OWN, "core starts its own Redis again");
+async fn retries_get_the_same_response_after_both_crash() {
+    only_on!(OWN, "core restarts only its own Redis");
     let _turn = heavy().await;
     let mut core = Core::start().await;
     core.create("demo", json!({"total": 50})).await;
-    let (wishes, acknowledged) = (wishes(100, 1), AtomicUsize::new(0));
-    let before = storm(&core, "demo", &wishes, 100, &acknowledged).await;
+    let limits = Limits { total: Some(50), per_user: Some(1), per_user_per_day: None };
+    let (first, second) = (Checker::new("demo", limits), Checker::new("demo", limits));
+    first.storm(core.client(), || core.url("/internal/v1/claims"), &claim_attempts(100, 1), 100).await;
     let redis = core.redis_pid().await;
     signal_pid(redis, Signal::KILL);
     core.kill();
     let core = core.restart().await;
-    let after = storm(&core, "demo", &wishes, 100, &acknowledged).await;
-    for (wish, seen) in &before {
+    second.storm(core.client(), || core.url("/internal/v1/claims"), &claim_attempts(100, 1), 100).await;
+    let after = second.outcomes();
+    for (wish, seen) in &first.outcomes() {
         match (seen, &after[wish]) {
             (
-                Seen::Claimed { id, sequence, .. },
-                Seen::Claimed { id: again, sequence: place, replayed: true, .. },
+                ClaimOutcome::Claimed { id, sequence, .. },
+                ClaimOutcome::Claimed { id: again, sequence: place, replayed: true, .. },
             ) => {
                 assert_eq!((id, sequence), (again, place), "{wish:?}");
             }
-            (Seen::Denied { code, .. }, Seen::Denied { code: again, .. }) => {
+            (ClaimOutcome::Denied { code, .. }, ClaimOutcome::Denied { code: again, .. }) => {
                 assert_eq!(code, again, "{wish:?}");
             }
             other => panic!("{wish:?}: {other:?}"),
         }
     }
-    check(&core, "demo", &before, Bounds { total: 50, per_user: 1 }).await;
+    first.judge_without_loss(&core).await;
 }
 
 #[tokio::test]
-async fn a_killed_core_leaves_no_redis_behind() {
-    only_on!(OWN, "core ends its own Redis");
+async fn a_killed_cores_redis_server_is_also_killed() {
+    only_on!(OWN, "core stops only its own Redis");
     let mut core = Core::start().await;
     let redis = core.redis_pid().await;
     core.kill();
@@ -118,8 +107,8 @@ async fn a_killed_core_leaves_no_redis_behind() {
 }
 
 #[tokio::test]
-async fn a_core_told_to_stop_stops_all_and_keeps_all() {
-    only_on!(OWN, "core ends its own Redis");
+async fn a_shutdown_stops_redis_and_keeps_all_claims() {
+    only_on!(OWN, "core stops only its own Redis");
     let mut core = Core::start().await;
     core.create("demo", json!({"total": 10})).await;
     let won = core.claim("demo", "alice", "k").await.expect(201).json();
@@ -133,7 +122,7 @@ async fn a_core_told_to_stop_stops_all_and_keeps_all() {
 }
 
 #[tokio::test]
-async fn a_core_told_to_stop_finishes_what_is_under_way() {
+async fn a_shutdown_completes_requests_in_flight() {
     let mut core = Core::start().await;
     core.create("demo", json!({})).await;
     let body = claim_body("demo", "alice", "k", 1).to_string();
@@ -141,7 +130,8 @@ async fn a_core_told_to_stop_finishes_what_is_under_way() {
     let mut raw = support::raw::Raw::connect(core.listen()).await;
     let (head, rest) = request.split_at(request.len() - 5);
     assert!(raw.send(head).await);
-    // As many more connections as core has threads: one of them is on the request's thread, which has read its head by then.
+    // Open one connection for each thread of core. The answer on the request's own thread shows that the
+    // request's head has been read.
     let mut others = Vec::new();
     for _ in 0..std::thread::available_parallelism().unwrap().get() {
         let mut other = support::raw::Raw::connect(core.listen()).await;
@@ -150,11 +140,10 @@ async fn a_core_told_to_stop_finishes_what_is_under_way() {
         others.push(other);
     }
     core.process().signal(Signal::TERM);
-    eventually(SOON, || async { holds(core.log().contains("stopping"), || "core has not heard".to_owned()) })
-        .await;
-    // Idle connections end at once: core does not wait for them as long as for the request.
+    core.until_logged(SOON, &["stopping"]).await;
+    // Idle connections are closed at once: core waits only for the request in flight.
     for mut other in others {
-        assert_eq!(other.read_to_end().await, b"", "said without being asked");
+        assert_eq!(other.read_to_end().await, b"", "an unexpected answer");
     }
     assert!(raw.send(rest).await);
     assert_eq!(support::raw::status(&raw.read_to_end().await), Some(201), "a request in flight is answered");
@@ -162,7 +151,7 @@ async fn a_core_told_to_stop_finishes_what_is_under_way() {
 }
 
 #[tokio::test]
-async fn a_second_core_on_the_same_directory_is_refused() {
+async fn a_second_core_on_the_same_directory_does_not_start() {
     let core = Core::start().await;
     core.create("demo", json!({})).await;
     let log_before = core.log().len();
@@ -170,25 +159,26 @@ async fn a_second_core_on_the_same_directory_is_refused() {
     let status = second.process().wait(SOON).await;
     assert!(!status.success());
     let log = core.log();
-    let said: Vec<_> = log[log_before..].lines().filter(|line| line.starts_with("claimgate:")).collect();
-    assert_eq!(said.len(), 1, "{said:?}");
-    assert!(said[0].contains("CLAIMGATE_DATA_DIR") && said[0].contains("another claimgate"), "{said:?}");
+    let errors: Vec<_> = log[log_before..].lines().filter(|line| line.starts_with("claimgate:")).collect();
+    assert_eq!(errors.len(), 1, "{errors:?}");
+    assert!(
+        errors[0].contains("CLAIMGATE_DATA_DIR") && errors[0].contains("another claimgate"),
+        "{errors:?}"
+    );
     core.claim("demo", "alice", "k").await.expect(201);
 }
 
 #[tokio::test]
-async fn a_redis_that_dies_is_started_again_and_again() {
-    only_on!(OWN, "core starts its own Redis again");
+async fn redis_is_restarted_each_time_it_dies() {
+    only_on!(OWN, "core restarts only its own Redis");
     let core = Core::start().await;
     core.create("demo", json!({"total": 10})).await;
     let mut last = core.redis_pid().await;
     for round in 0..4 {
         signal_pid(last, Signal::KILL);
-        let won = eventually(SOON, || async {
-            let reply = core.claim("demo", "alice", &format!("k{round}")).await;
-            holds(reply.status < 300, || reply.text()).map(|()| reply)
-        })
-        .await;
+        let won =
+            until_status(SOON, &[200, 201], async || core.claim("demo", "alice", &format!("k{round}")).await)
+                .await;
         assert_eq!(won.json()["claim"]["sequence"], round + 1);
         let now = core.redis_pid().await;
         assert_ne!(now, last);

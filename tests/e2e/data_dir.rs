@@ -1,7 +1,8 @@
-//! The data directory is readable by the user that core runs as, and by no other.
+//! The data directory is accessible only to the user that core runs as.
 
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Stdio;
@@ -13,6 +14,8 @@ use support::process::{command, free_address};
 use support::topology::OWN;
 use support::{Core, binary};
 use tempfile::TempDir;
+
+use crate::command_line::run_against;
 
 fn mode(path: &Path) -> u32 {
     fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777
@@ -26,16 +29,16 @@ fn directory() -> TempDir {
     tempfile::Builder::new().prefix("cg-").tempdir().unwrap()
 }
 
-/// Everything below `directory` that its group or others have any right to, but for the unix socket's own kind of file.
+/// Returns all files below `directory` that are accessible to the group or to others.
 fn open_to_others(directory: &Path) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
-    let mut look = vec![directory.to_owned()];
-    while let Some(path) = look.pop() {
+    let mut pending = vec![directory.to_owned()];
+    while let Some(path) = pending.pop() {
         if mode(&path) & 0o077 != 0 {
             found.insert(path.display().to_string(), format!("{:o}", mode(&path)));
         }
         if path.is_dir() {
-            look.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+            pending.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
         }
     }
     found
@@ -48,8 +51,8 @@ async fn with_claims(core: &Core) {
 }
 
 #[tokio::test]
-async fn a_data_directory_that_was_open_is_closed_and_all_that_is_made_in_it_is_private() {
-    only_on!(OWN, "it looks at the files of core's own Redis");
+async fn a_world_readable_directory_and_new_files_become_private() {
+    only_on!(OWN, "it checks the files of core's own Redis");
     let outer = directory();
     let data = outer.path().join("data");
     fs::create_dir(&data).unwrap();
@@ -58,13 +61,56 @@ async fn a_data_directory_that_was_open_is_closed_and_all_that_is_made_in_it_is_
     with_claims(&core).await;
     assert_eq!(open_to_others(&data), BTreeMap::new());
     for name in ["claimgate.sqlite", "claimgate.sqlite-wal", "redis/appendonlydir", "redis.sock", "lock"] {
-        assert!(data.join(name).exists(), "{name} is not there to be looked at");
+        assert!(data.join(name).exists(), "{name} is missing");
     }
 }
 
+/// Directory names with a special meaning in a URL, in Redis' configuration or in a shell.
+const NAMES: [&str; 7] = [
+    "a%20b",
+    "a%2Fb%00",
+    "what?mode=ro#x",
+    " tab\tand \"quotes\" and 'more' ",
+    "back\\slash\\x41",
+    "line\nend",
+    "日本 {x} &;|~",
+];
+
 #[tokio::test]
-async fn what_an_earlier_version_left_open_is_closed_at_the_next_start() {
-    only_on!(OWN, "it looks at the files of core's own Redis");
+async fn a_directory_with_any_name_works_for_redis_and_sqlite() {
+    only_on!(OWN, "it checks the files of core's own Redis");
+    for name in NAMES {
+        let outer = directory();
+        let inner = tempfile::Builder::new().prefix(name).suffix(name).tempdir_in(outer.path()).unwrap();
+        let mut core = CoreOptions::default().start_in(inner).await;
+        with_claims(&core).await;
+        core.redis().await.counter("demo", "taken").await;
+        core.stop().await;
+        let core = core.restart().await;
+        core.claim("demo", "alice", "k").await.expect(200);
+        for file in ["claimgate.sqlite", "redis/appendonlydir", "redis/redis.log", "redis.sock"] {
+            assert!(core.data_dir().join(file).exists(), "{name:?}: {file} is elsewhere");
+        }
+        let beside: Vec<_> =
+            fs::read_dir(outer.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(beside.len(), 1, "{name:?}: {beside:?}");
+        let doctor = run_against(&core, &["doctor", "--json"]).await;
+        let unreachable =
+            ["database.reachable", "redis.reachable"].iter().find(|check| doctor.out.contains(**check));
+        assert_eq!(unreachable, None, "{name:?}: {doctor:?}");
+    }
+}
+
+#[test]
+fn a_directory_name_that_is_not_utf8_is_rejected() {
+    let outer = directory();
+    let data = outer.path().join(std::ffi::OsStr::from_bytes(b"a\xffb"));
+    assert!(serve_refuses(&data).contains("is not UTF-8"));
+}
+
+#[tokio::test]
+async fn readable_files_of_an_old_version_become_private_at_start() {
+    only_on!(OWN, "it checks the files of core's own Redis");
     let mut core = Core::start().await;
     with_claims(&core).await;
     core.stop().await;
@@ -79,14 +125,14 @@ async fn what_an_earlier_version_left_open_is_closed_at_the_next_start() {
     again.claim("demo", "alice", "k").await.expect(200);
 }
 
-/// Runs `serve` on `data`, which it is to refuse; its one line.
-fn refused(data: &Path) -> String {
+/// Runs `serve`, checks that it rejects `data`, and returns its error line.
+fn serve_refuses(data: &Path) -> String {
     let mut serve = command(&binary::claimgate());
     serve.arg("serve").stdin(Stdio::null());
     serve.env("CLAIMGATE_DATA_DIR", data);
     serve.env("CLAIMGATE_LISTEN", free_address().to_string());
     serve.env("CLAIMGATE_ADMIN_LISTEN", free_address().to_string());
-    // A core that is not refused would run for ever.
+    // A core that accepts the directory would run forever.
     let output = std::process::Command::new("timeout")
         .arg("10")
         .arg(serve.get_program())
@@ -94,24 +140,24 @@ fn refused(data: &Path) -> String {
         .envs(serve.get_envs().filter_map(|(name, value)| Some((name, value?))))
         .output()
         .unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    assert_eq!(said.lines().count(), 1, "{said}");
-    said
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert_eq!(message.lines().count(), 1, "{message}");
+    message
 }
 
 #[test]
-fn a_directory_that_is_open_and_not_claimgates_alone_is_refused_as_it_is() {
+fn a_shared_world_readable_directory_is_rejected_unchanged() {
     let shared = directory();
     fs::write(shared.path().join("holiday.jpg"), "").unwrap();
     let like_tmp = directory();
     for (path, bits, why) in
-        [(shared.path(), 0o755, "another's file in it"), (like_tmp.path(), 0o1777, "writable by all")]
+        [(shared.path(), 0o755, "a foreign file in it"), (like_tmp.path(), 0o1777, "writable by all")]
     {
         set_mode(path, bits);
-        let said = refused(path);
-        assert!(said.contains("CLAIMGATE_DATA_DIR") && said.contains("chmod 700"), "{why}: {said}");
-        assert_eq!(mode(path), bits, "{why}: it may be open for a reason");
-        assert!(!path.join("admin.token").exists(), "{why}: no secret is made in it");
+        let message = serve_refuses(path);
+        assert!(message.contains("CLAIMGATE_DATA_DIR") && message.contains("chmod 700"), "{why}: {message}");
+        assert_eq!(mode(path), bits, "{why}: the mode is not changed");
+        assert!(!path.join("admin.token").exists(), "{why}: no secret is created in it");
     }
 }

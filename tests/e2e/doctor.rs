@@ -1,4 +1,4 @@
-//! `claimgate doctor`: each finding provoked for real, and nothing found where nothing is wrong.
+//! `claimgate doctor`: real faults for each finding, and no findings in a sound setup.
 
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
@@ -7,25 +7,27 @@ use std::path::Path;
 use std::process::{Output, Stdio};
 
 use serde_json::Value;
+use support::available::available;
 use support::clock::Clock;
 use support::only_on;
 use support::postgres::Postgres;
 use support::process::{command, free_address};
 use support::redis_server::RedisServer;
+use support::small_disk::SmallDisk;
 use support::topology::OWN;
 use support::wait::holds;
 use support::{Core, CoreOptions, SOON, binary, eventually};
 use tempfile::TempDir;
 
-/// What the doctor said of a set-up, as JSON.
+/// The doctor's exit status and JSON report.
 #[derive(Debug)]
-struct Said {
+struct DoctorReport {
     status: i32,
     value: Value,
 }
 
-impl Said {
-    /// The names of what it found, of this severity.
+impl DoctorReport {
+    /// Returns the names of the checks with findings of this severity.
     fn found(&self, severity: &str) -> BTreeSet<&str> {
         let findings = self.value["findings"].as_array().unwrap().iter();
         findings
@@ -34,11 +36,17 @@ impl Said {
             .collect()
     }
 
-    /// Checks that exactly this breaks a promise, that the exit status says so, and that each finding says what to do.
+    /// Checks that exactly these checks break a guarantee and that the exit status matches. Each finding must
+    /// have a problem and a remedy of one line.
     fn breaks(&self, wanted: &[&str]) -> &Self {
         assert_eq!(self.found("breaks"), wanted.iter().copied().collect(), "{:#}", self.value);
-        assert_eq!(self.status, i32::from(!wanted.is_empty()), "{:#}", self.value);
-        assert_eq!(self.value["sound"], wanted.is_empty());
+        let status = match (wanted, self.found("unknown").is_empty()) {
+            ([], true) => 0,
+            ([], false) => 3,
+            _ => 1,
+        };
+        assert_eq!(self.status, status, "{:#}", self.value);
+        assert_eq!(self.value["sound"], status == 0);
         for finding in self.value["findings"].as_array().unwrap() {
             for part in ["problem", "remedy"] {
                 let text = finding[part].as_str().unwrap();
@@ -48,11 +56,18 @@ impl Said {
         self
     }
 
-    /// Checks that exactly this is a warning, whatever this machine itself may be warned of.
+    /// Checks that exactly these checks are warnings. Other `system.` warnings depend on the machine and are
+    /// ignored.
     fn warns(&self, wanted: &[&str]) -> &Self {
         let mut found = self.found("warning");
         found.retain(|check| !check.starts_with("system.") || wanted.contains(check));
         assert_eq!(found, wanted.iter().copied().collect(), "{:#}", self.value);
+        self
+    }
+
+    /// Checks that exactly these checks have an unknown result.
+    fn misses(&self, wanted: &[&str]) -> &Self {
+        assert_eq!(self.found("unknown"), wanted.iter().copied().collect(), "{:#}", self.value);
         self
     }
 
@@ -61,7 +76,8 @@ impl Said {
     }
 }
 
-/// Runs the doctor, behind `before` if that is any, on a data directory and with some variables.
+/// Runs the doctor on a data directory with these variables, prefixed by the command `before` if it is not
+/// empty.
 async fn run(before: &[&str], arguments: &[&str], data: &Path, environment: &[(&str, &str)]) -> Output {
     let program = binary::claimgate();
     let mut command = match before {
@@ -77,14 +93,14 @@ async fn run(before: &[&str], arguments: &[&str], data: &Path, environment: &[(&
     tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap()
 }
 
-async fn doctor(data: &Path, environment: &[(&str, &str)]) -> Said {
+async fn doctor(data: &Path, environment: &[(&str, &str)]) -> DoctorReport {
     let output = run(&[], &["--json"], data, environment).await;
     let status = output.status.code().unwrap();
     let value = serde_json::from_slice(&output.stdout);
-    Said { status, value: value.unwrap_or_else(|error| panic!("no JSON ({error}): {output:?}")) }
+    DoctorReport { status, value: value.unwrap_or_else(|error| panic!("no JSON ({error}): {output:?}")) }
 }
 
-/// On a disk: the temporary directory may lie in memory.
+/// Creates a directory on disk, because the temporary directory may be in memory.
 fn directory() -> TempDir {
     private(Path::new(env!("CARGO_TARGET_TMPDIR"))).unwrap()
 }
@@ -97,45 +113,78 @@ fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
 }
 
-/// Waits until `serve` has said so, too.
+/// Waits until `serve` has logged the same warnings as doctor.
 async fn serve_says(core: &Core, parts: &[&str]) {
-    eventually(SOON, || async {
-        let log = core.log();
-        holds(
-            parts.iter().all(|part| log.lines().any(|line| line.contains("WARN") && line.contains(part))),
-            || log.clone(),
-        )
-    })
-    .await;
+    for part in parts {
+        core.until_logged(SOON, &["WARN", part]).await;
+    }
 }
 
 #[tokio::test]
-async fn nothing_is_found_where_nothing_is_wrong() {
-    only_on!(OWN, "the doctor looks at each kind of server by itself");
+async fn a_sound_setup_has_no_findings() {
+    only_on!(OWN, "it starts its own servers");
     let core = CoreOptions::default().start_in(directory()).await;
-    let said = doctor(&core.data_dir(), &[]).await;
-    said.breaks(&[]).warns(&[]);
-    assert!(said.notes().is_empty(), "all of it was looked at: {:?}", said.notes());
-    let plain = run(&[], &[], &core.data_dir(), &[]).await;
+    let listen = core.listen().to_string();
+    let there = [("CLAIMGATE_LISTEN", listen.as_str())];
+    let report = doctor(&core.data_dir(), &there).await;
+    report.breaks(&[]).warns(&[]).misses(&[]);
+    assert!(report.notes().is_empty(), "everything was examined: {:?}", report.notes());
+    let plain = run(&[], &[], &core.data_dir(), &there).await;
     assert_eq!(plain.status.code(), Some(0), "{plain:?}");
+    let text = String::from_utf8(plain.stdout).unwrap();
+    for part in [
+        &listen,
+        "core's own Redis",
+        "claimgate.sqlite",
+        "belong together",
+        "data directory",
+        "setting and secret",
+    ] {
+        assert!(
+            text.lines().any(|line| line.starts_with("checked: ") && line.contains(part)),
+            "{part}: {text}"
+        );
+    }
     let help = run(&[], &["--help"], &core.data_dir(), &[]).await;
     assert!(String::from_utf8(help.stdout).unwrap().contains("Exit status"));
 }
 
 #[tokio::test]
-async fn without_a_running_core_the_rest_is_looked_at_and_nothing_is_made() {
-    only_on!(OWN, "the doctor looks at each kind of server by itself");
+async fn winners_without_codes_are_a_warning() {
+    only_on!(OWN, "it starts its own servers");
+    let core = CoreOptions::default().start_in(directory()).await;
+    let there = [("CLAIMGATE_LISTEN", &*core.listen().to_string())];
+    core.run_out_of_codes("demo").await;
+    let report = doctor(&core.data_dir(), &there).await;
+    report.breaks(&[]).warns(&["database.codes"]).misses(&[]);
+    assert!(
+        report.value.to_string().contains("winners of campaign demo without a code: 1"),
+        "{:#}",
+        report.value
+    );
+    core.add_codes("demo", "B\n").await.expect(200);
+    doctor(&core.data_dir(), &there).await.breaks(&[]).warns(&[]).misses(&[]);
+}
+
+#[tokio::test]
+async fn doctor_runs_its_other_checks_without_core() {
+    only_on!(OWN, "it starts its own servers");
     let outer = directory();
     let nowhere = outer.path().join("data");
-    doctor(&nowhere, &[]).await.breaks(&[]).warns(&[]);
-    assert!(!nowhere.exists(), "the doctor makes no data directory");
+    doctor(&nowhere, &[]).await.breaks(&[]).warns(&[]).misses(&["core.ready", "redis.running"]);
+    assert!(!nowhere.exists(), "the doctor creates no data directory");
 
     let mut core = CoreOptions::default().start_in(outer).await;
+    let listen = core.listen().to_string();
     core.stop().await;
-    let said = doctor(&core.data_dir(), &[]).await;
-    said.breaks(&[]).warns(&[]);
-    assert_eq!(said.notes().len(), 1, "{:?}", said.notes());
-    assert!(said.notes()[0].as_str().unwrap().contains("no core is running"), "{:?}", said.notes());
+    let there = [("CLAIMGATE_LISTEN", listen.as_str())];
+    let report = doctor(&core.data_dir(), &there).await;
+    report.breaks(&[]).warns(&[]).misses(&["core.ready", "redis.running"]);
+    let plain = run(&[], &[], &core.data_dir(), &there).await;
+    let text = String::from_utf8(plain.stdout).unwrap();
+    assert_eq!(plain.status.code(), Some(3), "{text}");
+    assert!(text.contains(&format!("core at {listen} is not running")), "{text}");
+    assert!(!text.contains("no problem was found"), "{text}");
     fs::write(
         core.data_dir().join("claimgate.sqlite"),
         "no database, but of some length at least".repeat(99),
@@ -145,8 +194,8 @@ async fn without_a_running_core_the_rest_is_looked_at_and_nothing_is_made() {
 }
 
 #[tokio::test]
-async fn a_redis_that_loses_or_evicts_is_named_by_the_doctor_and_by_serve() {
-    only_on!(OWN, "the doctor looks at each kind of server by itself");
+async fn doctor_and_serve_report_redis_settings_that_lose_data() {
+    only_on!(OWN, "it starts its own servers");
     let careless = [
         ("appendonly", "no"),
         ("appendfsync", "everysec"),
@@ -165,23 +214,28 @@ async fn a_redis_that_loses_or_evicts_is_named_by_the_doctor_and_by_serve() {
         "redis.no_appendfsync_on_rewrite",
     ];
     let environment = [("CLAIMGATE_REDIS_URL", url.as_str())];
-    let said = doctor(&core.data_dir(), &environment).await;
-    said.breaks(&settings).warns(&["redis.maxmemory", "redis.replicas"]);
+    let report = doctor(&core.data_dir(), &environment).await;
+    report.breaks(&settings).warns(&["redis.maxmemory", "redis.replicas"]);
     serve_says(
         &core,
-        &["appendonly is 'no'", "appendfsync is 'everysec'", "'allkeys-lru'", "no replica follows"],
+        &["appendonly is 'no'", "appendfsync is 'everysec'", "'allkeys-lru'", "has no replica"],
     )
     .await;
 
     let plain = run(&[], &[], &core.data_dir(), &environment).await;
     let text = String::from_utf8(plain.stdout).unwrap();
-    assert_eq!((plain.status.code(), text.lines().count()), (Some(1), 7), "{text}");
-    assert!(text.lines().take(5).all(|line| line.starts_with("breaks: ")), "the worst first: {text}");
+    let findings =
+        text.lines().filter(|line| line.starts_with("breaks: ") || line.starts_with("warning: ")).count();
+    assert_eq!((plain.status.code(), findings), (Some(1), 7), "{text}");
+    assert!(
+        text.lines().take(5).all(|line| line.starts_with("breaks: ")),
+        "the most severe findings first: {text}"
+    );
 }
 
 #[tokio::test]
-async fn replicas_that_follow_are_seen_and_a_replica_is_no_primary() {
-    only_on!(OWN, "the doctor looks at each kind of server by itself");
+async fn replicas_are_found_and_not_accepted_as_a_primary() {
+    only_on!(OWN, "it starts its own servers");
     let at = free_address();
     let (ip, port) = (at.ip().to_string(), at.port().to_string());
     let bounds =
@@ -209,8 +263,8 @@ async fn replicas_that_follow_are_seen_and_a_replica_is_no_primary() {
 }
 
 #[tokio::test]
-async fn clocks_that_are_apart_are_a_warning_and_then_a_fault() {
-    only_on!(OWN, "the doctor looks at each kind of server by itself");
+async fn clock_skew_is_a_warning_and_then_an_error() {
+    only_on!(OWN, "it starts its own servers");
     let clock = Clock::new();
     let server = RedisServer::start_with(&[("maxmemory", "64mb")], &clock.environment()).await;
     let (data, url) = (directory(), server.url());
@@ -225,19 +279,19 @@ async fn clocks_that_are_apart_are_a_warning_and_then_a_fault() {
 }
 
 #[tokio::test]
-async fn every_secret_that_is_too_short_is_named_and_one_that_all_may_read() {
-    only_on!(OWN, "the doctor looks at each kind of server by itself");
+async fn short_and_world_readable_secrets_are_reported() {
+    only_on!(OWN, "it starts its own servers");
     let data = directory();
     let short = [("CLAIMGATE_ADMIN_TOKEN", "short"), ("CLAIMGATE_EDGE_KEYS", "k1:c2hvcnQ")];
-    let said = doctor(data.path(), &short).await;
-    said.breaks(&["configuration"]);
+    let report = doctor(data.path(), &short).await;
+    report.breaks(&["configuration"]);
     for (variable, _) in short {
-        let named = said.value["findings"].as_array().unwrap().iter();
+        let named = report.value["findings"].as_array().unwrap().iter();
         let named =
             named.filter(|finding| finding["problem"].as_str().unwrap().starts_with(variable)).count();
-        assert_eq!(named, 1, "{variable}: {:#}", said.value);
+        assert_eq!(named, 1, "{variable}: {:#}", report.value);
     }
-    assert!(data.path().read_dir().unwrap().next().is_none(), "the doctor makes no secrets");
+    assert!(data.path().read_dir().unwrap().next().is_none(), "the doctor creates no secrets");
 
     let tokens = data.path().join("tokens");
     fs::write(&tokens, "shop:a-token-of-more-than-thirty-two-characters").unwrap();
@@ -257,8 +311,8 @@ async fn every_secret_that_is_too_short_is_named_and_one_that_all_may_read() {
 }
 
 #[tokio::test]
-async fn a_data_directory_that_is_open_or_in_memory_is_named() {
-    only_on!(OWN, "the doctor looks at each kind of server by itself");
+async fn a_world_readable_or_in_memory_data_directory_is_reported() {
+    only_on!(OWN, "it starts its own servers");
     let mut core = CoreOptions::default().start_in(directory()).await;
     let data = core.data_dir();
     set_mode(&data.join("claimgate.sqlite"), 0o644);
@@ -279,24 +333,24 @@ async fn a_data_directory_that_is_open_or_in_memory_is_named() {
 }
 
 #[tokio::test]
-async fn few_descriptors_and_too_much_memory_for_redis_are_warnings() {
-    only_on!(OWN, "the doctor looks at each kind of server by itself");
+async fn few_descriptors_or_too_much_redis_memory_is_a_warning() {
+    only_on!(OWN, "it starts its own servers");
     let data = directory();
     let few = run(&["prlimit", "--nofile=4096:4096"], &["--json"], data.path(), &[]).await;
-    let said =
-        Said { status: few.status.code().unwrap(), value: serde_json::from_slice(&few.stdout).unwrap() };
-    said.breaks(&[]).warns(&["system.descriptors"]);
+    let report = DoctorReport {
+        status: few.status.code().unwrap(),
+        value: serde_json::from_slice(&few.stdout).unwrap(),
+    };
+    report.breaks(&[]).warns(&["system.descriptors"]);
     let too_much = [("CLAIMGATE_REDIS_MAXMEMORY_MIB", "1000000000")];
     doctor(data.path(), &too_much).await.breaks(&[]).warns(&["redis.maxmemory"]);
 }
 
 #[tokio::test]
-async fn a_postgresql_that_may_lose_what_it_committed_is_named() {
-    only_on!(OWN, "the doctor looks at each kind of server by itself");
-    let careful = match Postgres::start_with(&[("fsync", "on")]).await {
-        Ok(careful) => careful,
-        Err(why) => return println!("doctor: PostgreSQL SKIPPED: {why}"),
-    };
+async fn postgres_settings_that_may_lose_commits_are_reported() {
+    only_on!(OWN, "it starts its own servers");
+    let careful = Postgres::start_with(&[("fsync", "on")]).await;
+    let Some(careful) = available("doctor: PostgreSQL", careful) else { return };
     let url = careful.database("careful").await;
     let core =
         CoreOptions::default().with("CLAIMGATE_DATABASE_URL", url.as_str()).start_in(directory()).await;
@@ -311,23 +365,67 @@ async fn a_postgresql_that_may_lose_what_it_committed_is_named() {
     let url = careless.database("careless").await;
     let core =
         CoreOptions::default().with("CLAIMGATE_DATABASE_URL", url.as_str()).start_in(directory()).await;
-    let said = doctor(&core.data_dir(), &[("CLAIMGATE_DATABASE_URL", url.as_str())]).await;
-    said.breaks(&["database.fsync", "database.full_page_writes", "database.synchronous_commit"]);
+    let report = doctor(&core.data_dir(), &[("CLAIMGATE_DATABASE_URL", url.as_str())]).await;
+    report.breaks(&["database.fsync", "database.full_page_writes", "database.synchronous_commit"]);
     serve_says(&core, &["fsync is off", "synchronous_commit is off", "full_page_writes is off"]).await;
 }
 
+#[tokio::test]
+async fn read_only_sql_and_too_few_connections_are_reported() {
+    only_on!(OWN, "it starts its own servers");
+    let primary = Postgres::start_with(&[("fsync", "on")]).await;
+    let Some(primary) = available("doctor: PostgreSQL", primary) else { return };
+    let url = primary.database("claimgate").await;
+    let core = CoreOptions::default().with("CLAIMGATE_DATABASE_URL", &url).start_in(directory()).await;
+    let data = core.data_dir();
+    let doctor_on = async |url: &str| doctor(&data, &[("CLAIMGATE_DATABASE_URL", url)]).await;
+    let standby = primary.standby().await.unwrap();
+    doctor_on(&standby.url("claimgate")).await.breaks(&["database.read_only"]).warns(&[]);
+    primary.run("postgres", &["ALTER DATABASE claimgate SET default_transaction_read_only = on"]).await;
+    doctor_on(&url).await.breaks(&["database.read_only"]).warns(&[]);
+    primary.run("postgres", &["ALTER DATABASE claimgate RESET default_transaction_read_only"]).await;
+    doctor_on(&url).await.breaks(&[]).warns(&[]);
+    primary
+        .run("postgres", &["CREATE ROLE app LOGIN CONNECTION LIMIT 16", "GRANT pg_read_all_data TO app"])
+        .await;
+    let few = url.replace("postgres://claimgate@", "postgres://app@");
+    doctor_on(&few).await.breaks(&[]).warns(&["database.connections"]);
+}
+
+#[tokio::test]
+async fn a_full_or_read_only_disk_is_reported() {
+    only_on!(OWN, "it starts its own servers");
+    let Some(disk) = available("doctor: a disk that is full", SmallDisk::mount("80m")) else { return };
+    let redis = RedisServer::start_with(&[("maxmemory", "64mb")], &[]).await;
+    let url = redis.url();
+    let environment = [("CLAIMGATE_REDIS_URL", url.as_str())];
+    let mut core = CoreOptions::default()
+        .with("CLAIMGATE_REDIS_URL", &url)
+        .start_in(private(disk.path()).unwrap())
+        .await;
+    doctor(&core.data_dir(), &environment).await.breaks(&["data_dir.in_memory"]);
+    disk.fill();
+    doctor(&core.data_dir(), &environment).await.breaks(&["data_dir.full", "data_dir.in_memory"]);
+    disk.empty();
+    core.stop().await;
+    disk.make_read_only();
+    doctor(&core.data_dir(), &environment).await.breaks(&["data_dir.in_memory", "database.read_only"]);
+    // Core must exit before its disk is unmounted.
+    drop(core);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_redis_and_a_database_that_do_not_belong_together_are_named() {
-    only_on!(OWN, "the doctor looks at each kind of server by itself");
+async fn redis_belonging_to_a_different_database_is_reported() {
+    only_on!(OWN, "it starts its own servers");
     let (ours, another) = (RedisServer::start().await, RedisServer::start().await);
     let first = CoreOptions::default().with("CLAIMGATE_REDIS_URL", ours.url()).start().await;
     first.create("theirs", serde_json::json!({"total": 5})).await;
     let second = CoreOptions::default().with("CLAIMGATE_REDIS_URL", ours.url()).start().await;
-    let said = doctor(&second.data_dir(), &[("CLAIMGATE_REDIS_URL", &ours.url())]).await;
-    assert!(said.found("warning").contains("belonging.register"), "{:#}", said.value);
-    assert!(!said.found("breaks").contains("belonging.redis"), "{:#}", said.value);
-    let said = doctor(&second.data_dir(), &[("CLAIMGATE_REDIS_URL", &another.url())]).await;
-    assert!(said.found("breaks").contains("belonging.redis"), "{:#}", said.value);
-    let said = doctor(&first.data_dir(), &[("CLAIMGATE_REDIS_URL", &ours.url())]).await;
-    assert!(!said.found("warning").contains("belonging.register"), "{:#}", said.value);
+    let report = doctor(&second.data_dir(), &[("CLAIMGATE_REDIS_URL", &ours.url())]).await;
+    assert!(report.found("warning").contains("belonging.register"), "{:#}", report.value);
+    assert!(!report.found("breaks").contains("belonging.redis"), "{:#}", report.value);
+    let report = doctor(&second.data_dir(), &[("CLAIMGATE_REDIS_URL", &another.url())]).await;
+    assert!(report.found("breaks").contains("belonging.redis"), "{:#}", report.value);
+    let report = doctor(&first.data_dir(), &[("CLAIMGATE_REDIS_URL", &ours.url())]).await;
+    assert!(!report.found("warning").contains("belonging.register"), "{:#}", report.value);
 }

@@ -1,4 +1,4 @@
-//! A claim that goes past the router is answered as the router answers it, byte for byte.
+//! The fast path, which bypasses the router, gives the same answers as the router, byte for byte.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
@@ -26,21 +26,22 @@ use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-/// The prefixes of the campaigns that are claimed through the router and by the fast path: of one length, so that answers are.
+/// Prefixes of the campaigns used through the router and the fast path. The prefixes have equal length, so
+/// that the answers do too.
 const PREFIXES: [&str; 2] = ["slow-", "fast-"];
 
-/// One engine behind the router alone, and behind the threads, which know the fast path.
-struct Ways {
+/// One engine behind two listeners: one with only the router, and one with threads that use the fast path.
+struct BothPaths {
     state: AppState,
     listen: [SocketAddr; 2],
     _running: (watch::Sender<bool>, Servers, TempDir),
 }
 
-impl Ways {
+impl BothPaths {
     async fn start(concurrency_max: usize) -> Self {
         static METRICS: OnceLock<metrics::PrometheusHandle> = OnceLock::new();
         let metrics = METRICS.get_or_init(|| metrics::install().unwrap()).clone();
-        // What is compared needs no disk.
+        // The comparison does not need durable writes.
         let redis = Servers::start_with(&[("appendfsync", "no")], &[]).await;
         let directory = tempfile::tempdir().unwrap();
         let sql = SqlStore::open(&sqlite_url(&directory.path().join("claimgate.sqlite"))).await.unwrap();
@@ -56,8 +57,8 @@ impl Ways {
                 let mut body =
                     json!({"id": format!("{prefix}{name}"), "name": name, "starts_at": from_now(-60)});
                 body.as_object_mut().unwrap().extend(rules.as_object().unwrap().clone());
-                let campaign = NewCampaign::parse(body.to_string().as_bytes(), clock::now()).unwrap();
-                engine.create(campaign, "test", clock::now()).await.unwrap();
+                let campaign = NewCampaign::parse(body.to_string().as_bytes()).unwrap();
+                engine.changes.create(campaign, "test", clock::now()).await.unwrap();
             }
         }
         let state = AppState::new(&engine, authenticator, metrics, concurrency_max);
@@ -70,7 +71,7 @@ impl Ways {
         Self { state, listen, _running: (stop, redis, directory) }
     }
 
-    /// Sends the same bytes both ways, `slow-` in them replaced, and compares the answers.
+    /// Sends the same bytes on both paths, with the prefix replaced, and compares the answers.
     async fn compare(&self, what: &str, expected: u16, request: &str) {
         let mut answers = Vec::new();
         for (address, prefix) in self.listen.iter().zip(PREFIXES) {
@@ -80,7 +81,7 @@ impl Ways {
             assert_eq!(status(&answer), Some(expected), "{what}: {}", String::from_utf8_lossy(&answer));
             answers.push(String::from_utf8(answer).unwrap().replace(prefix, PREFIXES[0]));
         }
-        let [router, fast] = [&answers[0], &answers[1]].map(|answer| without_chance(answer));
+        let [router, fast] = [&answers[0], &answers[1]].map(|answer| without_variable_parts(answer));
         assert_eq!(router, fast, "{what}");
     }
 }
@@ -100,8 +101,8 @@ fn campaigns() -> [(&'static str, Value); 6] {
     ]
 }
 
-/// The answer with what differs from one time to the next covered: times, ids drawn or derived.
-fn without_chance(answer: &str) -> String {
+/// Masks the parts of an answer that differ between calls: times and ids.
+fn without_variable_parts(answer: &str) -> String {
     let mut text = answer.to_owned();
     for (start, end) in [
         ("\ndate: ", "\r"),
@@ -129,15 +130,15 @@ fn claim(campaign: &str, user: &str, key: &str, quantity: u32) -> String {
 }
 
 #[tokio::test]
-async fn both_ways_decide_the_same() {
-    let ways = Ways::start(100).await;
+async fn both_paths_make_the_same_decisions() {
+    let paths = BothPaths::start(100).await;
     let good = claim("open", "bob", "k1", 2);
     let marked = |request: String| request.replacen("Host", "Claimgate-Attempt: 1\r\nHost", 1);
     let kept = good.replacen("Connection: close\r\n", "", 1);
     for (what, expected, request) in [
         ("granted", 201, good.clone()),
         ("replayed", 200, good.clone()),
-        ("granted with an id of the request", 201, {
+        ("granted with a request id", 201, {
             claim("open", "eve", "k", 1).replacen("Host", "X-Request-Id: given\r\nHost", 1)
         }),
         ("granted on a first try", 201, marked(claim("open", "dan", "k", 1))),
@@ -145,22 +146,22 @@ async fn both_ways_decide_the_same() {
         ("held", 201, claim("held", "bob", "k", 1)),
         ("per claim", 422, claim("open", "amy", "k", 3)),
         ("per user and day", 409, claim("open", "bob", "k2", 2)),
-        ("the only one of a user", 201, claim("user", "bob", "k", 1)),
+        ("a user's only claim", 201, claim("user", "bob", "k", 1)),
         ("per user", 409, claim("user", "bob", "k2", 1)),
-        ("the last one", 201, claim("few", "bob", "k", 1)),
+        ("the last unit", 201, claim("few", "bob", "k", 1)),
         ("sold out", 409, claim("few", "amy", "k", 1)),
         ("sold out on a first try", 409, marked(claim("few", "cat", "k", 1))),
         ("not open yet", 403, claim("later", "bob", "k", 1)),
         ("over", 403, claim("over", "bob", "k", 1)),
         ("no such campaign", 404, claim("none", "bob", "k", 1)),
     ] {
-        ways.compare(what, expected, &request).await;
+        paths.compare(what, expected, &request).await;
     }
 }
 
 #[tokio::test]
-async fn both_ways_refuse_the_same() {
-    let ways = Ways::start(100).await;
+async fn both_paths_reject_the_same_requests() {
+    let paths = BothPaths::start(100).await;
     let good = claim("open", "bob", "k", 1);
     let (head, body) = good.split_once("\r\n\r\n").unwrap();
     let with = |from: &str, to: &str| good.replacen(from, to, 1);
@@ -170,44 +171,49 @@ async fn both_ways_refuse_the_same() {
     let signed = "X-Claimgate-Key: k1\r\nX-Claimgate-Timestamp: 1\r\nX-Claimgate-User: bob\r\n\
                   X-Claimgate-Signature: x\r\n";
     for (what, expected, request) in [
-        ("no JSON", 400, of_body("{")),
-        ("another type", 400, of_body(r#"{"campaign_id": 7}"#)),
-        ("no unit", 422, with("\"quantity\":1", "\"quantity\":0")),
+        ("invalid JSON", 400, of_body("{")),
+        ("wrong type", 400, of_body(r#"{"campaign_id": 7}"#)),
+        ("quantity 0", 422, with("\"quantity\":1", "\"quantity\":0")),
         ("an empty body", 400, of_body("")),
         ("too large", 413, of_body(&"x".repeat(BODY_BYTES_MAX + 1))),
-        ("another content type", 415, with("application/json", "text/plain")),
+        ("a different content type", 415, with("application/json", "text/plain")),
         ("compressed", 415, with("Host", "Content-Encoding: gzip\r\nHost")),
         ("chunked", 400, format!("{}\r\n\r\n{chunked}", head.replace(&length, "Transfer-Encoding: chunked"))),
         ("no token", 401, with("Authorization", "X-Authorization")),
-        ("another token", 401, with("Bearer ", "Bearer x")),
+        ("a different token", 401, with("Bearer ", "Bearer x")),
         ("a bad signature", 401, with("Host", &format!("{signed}Host"))),
         ("a query", 201, with("/claims", "/claims?a=b")),
         ("an absolute path", 200, with(" /internal", " http://core/internal")),
-        ("a slash at the end", 404, with("/claims", "/claims/")),
+        ("a trailing slash", 404, with("/claims", "/claims/")),
         ("two slashes", 404, with("/internal", "//internal")),
         ("an encoded letter", 404, with("/claims", "/%63laims")),
         ("GET", 405, with("POST", "GET")),
         ("PUT", 405, with("POST", "PUT")),
         ("HEAD", 405, with("POST", "HEAD")),
         ("OPTIONS", 405, with("POST", "OPTIONS")),
-        ("another path", 404, with("/claims", "/claim")),
-        ("a look-up of no claim", 404, with("POST /internal/v1/claims", "GET /internal/v1/claims/none")),
-        ("alive", 200, with("POST /internal/v1/claims", "GET /livez")),
+        ("a different path", 404, with("/claims", "/claim")),
+        (
+            "a lookup of an unknown claim",
+            404,
+            with("POST /internal/v1/claims", "GET /internal/v1/claims/none"),
+        ),
+        ("liveness", 200, with("POST /internal/v1/claims", "GET /livez")),
     ] {
-        ways.compare(what, expected, &request).await;
+        paths.compare(what, expected, &request).await;
     }
-    ways.state.set_serving(false);
-    ways.compare("before core may serve", 503, &good).await;
+    paths.state.set_serving(false);
+    paths.compare("while core is not serving", 503, &good).await;
 }
 
 #[tokio::test]
-async fn both_ways_refuse_what_is_too_much_at_once() {
-    let ways = Ways::start(0).await;
-    ways.compare("overload", 503, &claim("open", "bob", "k", 1)).await;
-    ways.compare(
-        "overload beside the claims",
-        503,
-        &claim("open", "bob", "k", 1).replacen("/claims", "/claims/x", 1),
-    )
-    .await;
+async fn both_paths_reject_an_overload_alike() {
+    let paths = BothPaths::start(0).await;
+    paths.compare("overload", 503, &claim("open", "bob", "k", 1)).await;
+    paths
+        .compare(
+            "overload of another call",
+            503,
+            &claim("open", "bob", "k", 1).replacen("/claims", "/claims/x", 1),
+        )
+        .await;
 }

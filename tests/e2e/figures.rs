@@ -1,4 +1,4 @@
-//! What core costs without calls, and how soon it is ready.
+//! Memory of an idle core, and its startup time.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ const RESIDENT_KIB_MAX: u64 = 64 * 1024;
 const READY_MAX: Duration = Duration::from_secs(1);
 
 #[tokio::test]
-async fn an_idle_core_is_small() {
-    only_on!(OWN, "each further server has connections of its own");
+async fn an_idle_core_needs_little_memory() {
+    only_on!(OWN, "additional servers need additional connections");
     let _turn = heavy().await;
     let core = Core::start().await;
     core.create("demo", serde_json::json!({"total": 10})).await;

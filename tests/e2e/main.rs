@@ -1,11 +1,13 @@
-//! claimgate from outside, against real processes: one binary, so that it is linked once.
+//! End-to-end tests of claimgate against real processes. All tests form one binary, so that linking happens
+//! only once.
 
-// Test code throughout, also in functions that are not tests themselves.
+// This is all test code, including the functions that are not tests themselves.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr)]
 
 mod add;
 mod admin;
-mod alarms;
+mod alarm_rules;
+mod architecture;
 mod audit;
 mod bad_calls;
 mod bad_campaigns;
@@ -20,34 +22,33 @@ mod client;
 mod command_line;
 mod contention;
 mod crash;
+mod cursors;
 mod dashboard;
 mod data_dir;
 mod days;
 mod doctor;
 mod drill;
 mod edge;
-mod edge_core;
-mod edge_cores;
-mod edge_crowd;
-mod edge_drill;
-mod edge_future;
-mod edge_input;
-mod edge_keys;
 mod every_call;
 mod examples;
 mod fairness;
 mod fast_path;
 mod figures;
-mod imports;
+mod newcomer;
 mod on_postgres;
+mod openapi;
 mod packages;
 mod page;
+mod poolers;
 mod problems;
 mod repeated_calls;
+mod report;
 mod request_ids;
 mod roles;
 mod runtimes;
 mod rust_client;
+mod secret_codes;
+mod slow_connections;
 mod sold_out;
 mod start;
 mod threads;
@@ -58,6 +59,7 @@ mod up_cluster;
 mod up_drill;
 mod urls_in_files;
 mod user_claims;
+mod user_ids;
 mod watching;
 mod webhook_receivers;
 mod webhooks;

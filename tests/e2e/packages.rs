@@ -1,5 +1,5 @@
-//! What is in the packages beside the programs: settings files, manifests, the notes of a release. That they install and run is shown
-//! by tests/packages.sh.
+//! Files in the packages besides the programs: settings files, manifests and release notes. tests/packages.sh
+//! installs and runs the packages.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -24,7 +24,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// The settings of a file, all of which are commented out, with their values.
+/// Returns the settings of a file and their values; all settings are commented out.
 fn settings(file: &str) -> Vec<(&str, &str)> {
     let lines = file.lines().filter(|line| !line.is_empty() && !line.starts_with("# ") && *line != "#");
     lines.map(|line| line.strip_prefix('#').and_then(|line| line.split_once('=')).expect(line)).collect()
@@ -34,20 +34,20 @@ fn names<'a>(settings: &[(&'a str, &str)]) -> BTreeSet<&'a str> {
     settings.iter().map(|(name, _)| *name).collect()
 }
 
-/// The words of `text` that could be a variable's name and begin so.
+/// Returns the words of `text` that look like variables and begin with `prefix`.
 fn variables<'a>(text: &'a str, prefix: &str) -> BTreeSet<&'a str> {
     let words = text.split(|character: char| !matches!(character, 'A'..='Z' | '0'..='9' | '_'));
     words.filter(|word| word.starts_with(prefix) && word.len() > prefix.len()).collect()
 }
 
-/// What stands between this heading of docs/configuration.md and the next one of its level.
+/// Returns the section of docs/configuration.md below `heading`.
 fn section(heading: &str) -> &'static str {
     let (_, rest) = CONFIGURATION.split_once(&format!("\n## {heading}\n")).unwrap();
     rest.split_once("\n## ").map_or(rest, |(section, _)| section)
 }
 
 #[test]
-fn the_settings_of_the_packaged_core_are_all_that_there_are() {
+fn the_packaged_core_settings_list_all_variables() {
     let listed = names(&settings(CORE_SETTINGS));
     let mut documented = variables(section("Core"), "CLAIMGATE_");
     documented.insert("RUST_LOG");
@@ -59,8 +59,8 @@ fn the_settings_of_the_packaged_core_are_all_that_there_are() {
 }
 
 #[tokio::test]
-async fn a_core_takes_every_default_of_the_packaged_settings() {
-    // Where it listens and keeps its files is the test's to say, and what another server or a secret would be is an example.
+async fn core_accepts_every_packaged_default() {
+    // The test sets addresses and the data directory, and values of servers and secrets are only examples.
     let examples = ["LISTEN", "DATA_DIR", "_URL", "_FILE"];
     let taken = settings(CORE_SETTINGS)
         .into_iter()
@@ -75,17 +75,25 @@ async fn a_core_takes_every_default_of_the_packaged_settings() {
 }
 
 #[test]
-fn the_settings_of_the_packaged_edge_are_what_its_worker_reads() {
+fn the_packaged_edge_settings_match_the_worker() {
     let mut read: BTreeSet<_> =
         WORKERD.split("fromEnvironment = \"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
-    // The program makes it of CORE_URL.
+    // The start script derives this variable from CORE_URL.
     assert!(read.remove("CORES"));
-    read.extend(["CORE_URL", "EDGE_KEY_FILE", "USER_JWT_KEY_FILE"]);
+    read.extend([
+        "CORE_URL",
+        "EDGE_KEY_FILE",
+        "USER_JWT_KEY_FILE",
+        "USER_ID_KEY_FILE",
+        "PASS_KEYS_FILE",
+        "PASS_SIGNING_KEY_FILE",
+        "TURNSTILE_SECRET_FILE",
+    ]);
     assert_eq!(names(&settings(EDGE_SETTINGS)), read);
 }
 
 #[test]
-fn the_manifests_name_variables_that_there_are() {
+fn the_manifests_name_existing_variables_only() {
     let (core, edge) = (settings(CORE_SETTINGS), settings(EDGE_SETTINGS));
     let known: BTreeSet<_> = names(&core).union(&names(&edge)).copied().collect();
     for (file, text) in MANIFESTS {
@@ -93,25 +101,58 @@ fn the_manifests_name_variables_that_there_are() {
         for prefix in ["CLAIMGATE_", "CORE_", "EDGE_", "USER_JWT_", "CLIENT_"] {
             named.extend(variables(text, prefix));
         }
-        // Compose's own, which says which images.
+        // Only Compose uses this variable, the tag of the images.
         named.remove("CLAIMGATE_TAG");
         assert!(named.len() > 2 && named.is_subset(&known), "{file}: {named:?}");
     }
 }
 
-/// Runs the packaged edge's own program, without the one that it starts.
+/// A pod can give itself any label, but only administrators of the cluster can label a namespace.
+#[test]
+fn a_pod_cannot_gain_access_by_labelling_itself() {
+    for (file, text) in &MANIFESTS[1..] {
+        let policies: Vec<_> =
+            text.split("\n---\n").filter(|part| part.contains("\nkind: NetworkPolicy\n")).collect();
+        let [policy] = policies[..] else { panic!("{file}: {} network policies", policies.len()) };
+        let sources: Vec<_> = policy.split("        - ").skip(1).collect();
+        let (ports, sources): (Vec<_>, Vec<_>) =
+            sources.into_iter().partition(|part| part.starts_with("{port:"));
+        assert_eq!(ports.len(), policy.matches("    - from:\n").count(), "{file}: a source without a port");
+        for source in sources {
+            let of_this_namespace = source.starts_with("podSelector:\n            matchLabels:\n");
+            let of_a_labelled_one = source.starts_with("namespaceSelector:\n            matchLabels: {")
+                && source.contains("          podSelector:\n            matchLabels:");
+            assert!(of_this_namespace || of_a_labelled_one, "{file}: {source}");
+        }
+    }
+}
+
+/// Runs the start script of the packaged edge, without workerd.
 fn edge(variables: &[(&str, &str)]) -> Output {
     let mut edge = Command::new(root().join("packaging/claimgate-edge"));
     edge.env_clear().env("PATH", "/usr/bin:/bin").envs(variables.iter().copied()).output().unwrap()
 }
 
 #[test]
-fn the_packaged_edge_names_the_setting_that_is_wrong() {
+fn the_packaged_edge_names_an_invalid_setting() {
     let secrets = [("EDGE_KEY", "k1:a"), ("USER_JWT_KEY", "b")];
-    for (wrong, said) in [
+    for (wrong, expected) in [
         (vec![], "EDGE_KEY: is not set"),
         (vec![secrets[0]], "USER_JWT_KEY: is not set"),
-        (vec![secrets[0], ("EDGE_KEY_FILE", "/nowhere")], "EDGE_KEY: is given twice"),
+        (vec![secrets[0], ("EDGE_KEY_FILE", "/nowhere")], "EDGE_KEY: is set twice"),
+        // With a key set, the next wrong setting is reported.
+        (
+            vec![
+                secrets[0],
+                ("USER_JWT_JWKS_URL", "https://issuer.example/jwks"),
+                ("CORE_URL", "https://core"),
+            ],
+            "CORE_URL: must be http://HOST:PORT",
+        ),
+        (
+            vec![secrets[0], ("USER_JWT_ISS", "https://issuer.example"), ("CORE_URL", "https://core")],
+            "CORE_URL: must be http://HOST:PORT",
+        ),
         (vec![("EDGE_KEY_FILE", "/nowhere")], "EDGE_KEY: its file /nowhere cannot be read"),
         (
             [&secrets[..], &[("CORE_URL", "https://core")]].concat(),
@@ -138,7 +179,7 @@ fn the_packaged_edge_names_the_setting_that_is_wrong() {
         let error = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{wrong:?}: {error}");
         assert!(
-            error.lines().last().unwrap().starts_with(&format!("claimgate-edge: {said}")),
+            error.lines().last().unwrap().starts_with(&format!("claimgate-edge: {expected}")),
             "{wrong:?}: {error}"
         );
     }
@@ -152,7 +193,7 @@ fn release_notes(version: &str, changelog: &str) -> Output {
 }
 
 #[test]
-fn the_notes_of_a_release_are_its_part_of_the_changelog() {
+fn release_notes_are_the_section_of_the_changelog() {
     let changelog = "# Changelog\n\n## Unreleased\n\n## [1.10.0] - 2026-12-01\n\n### Added\n\n- Ten.\n\n## 1.1.0 - 2026-11-01\n\n- One.\n";
     for (version, notes) in [("v1.10.0", "### Added\n\n- Ten.\n"), ("1.1.0", "- One.\n")] {
         let output = release_notes(version, changelog);

@@ -1,4 +1,4 @@
-//! The tests' own client: it repeats what docs/api.md permits, and nothing else.
+//! The tests' own client retries only what docs/api.md permits.
 
 use reqwest::{Method, RequestBuilder};
 use serde_json::json;
@@ -6,7 +6,7 @@ use support::Reply;
 use support::client::{Client, client};
 use support::stand_in::{Canned, StandIn};
 
-/// A core that answers a marked call with 503, and an unmarked one with 200.
+/// Starts a fake core that answers a marked call with 503, and an unmarked one with 200.
 fn core() -> StandIn {
     let core = StandIn::start();
     core.answers("HTTP/1.1", Canned::json(200, &json!({})));
@@ -24,17 +24,17 @@ async fn sent(client: &Client, request: RequestBuilder) -> Reply {
 }
 
 #[tokio::test]
-async fn a_503_is_repeated_without_the_mark_and_counted() {
+async fn a_503_is_retried_without_the_mark_and_counted() {
     let (core, client) = (core(), client());
     let reply = marked(&client, &core, Method::POST, "/internal/v1/claims").await;
     assert_eq!((reply.status, reply.repeats), (200, 1));
-    // It has found the claim that an earlier try of it has made.
+    // A 200 counts as 201 here, because an earlier try of the call may have made the claim.
     reply.expect(201);
     marked(&client.once(), &core, Method::POST, "/internal/v1/claims").await.refused(503, "unavailable");
 }
 
 #[tokio::test]
-async fn a_call_that_would_count_twice_is_sent_once() {
+async fn a_call_that_could_count_twice_is_not_retried() {
     let (core, client) = (core(), client());
     for (method, path) in [
         (Method::POST, "/v1/campaigns/demo/claims"), // no key
@@ -50,7 +50,7 @@ async fn a_call_that_would_count_twice_is_sent_once() {
 
 #[tokio::test]
 #[should_panic(expected = "200, not 201")]
-async fn a_first_answer_is_held_to_its_status() {
+async fn a_first_answer_must_have_the_expected_status() {
     let (core, client) = (core(), client());
     let claim = client.request(Method::POST, &format!("http://{}/internal/v1/claims", core.listen));
     sent(&client, claim).await.expect(201);

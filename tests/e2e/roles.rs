@@ -1,112 +1,116 @@
-//! Named admins: what each role may do, on both listeners, and how their tokens are set.
+//! Named admins: the permissions of each role on both listeners, and the configuration of tokens.
 
 use std::fs;
 
 use reqwest::Method;
 use serde_json::{Value, json};
-use support::core_client::API_TOKEN;
-use support::core_client::campaign;
+use support::core_client::{API_TOKEN, campaign};
 use support::process::{Signal, signal_pid};
 use support::wait::holds;
-use support::{Core, CoreOptions, SOON, claim_body, eventually};
+use support::{CoreOptions, SOON, eventually};
+
+use crate::every_call::place::Fixture;
+use crate::every_call::table::{CALLS, Role};
+use crate::every_call::{options_with_receiver, send};
 
 const VIEWER: &str = "the-viewers-token-for-the-tests-only";
 const OPERATOR: &str = "the-operators-token-for-the-tests-only";
 const ADMIN: &str = "the-named-admins-token-for-the-tests-only";
-const ROLES: [(&str, &str); 3] = [("viewer", VIEWER), ("operator", OPERATOR), ("admin", ADMIN)];
+const ROLES: [(Role, &str, &str); 3] =
+    [(Role::Viewer, "viewer", VIEWER), (Role::Operator, "operator", OPERATOR), (Role::Admin, "admin", ADMIN)];
 
 fn tokens() -> String {
     format!("vera:viewer:{VIEWER},olga:operator:{OPERATOR},ada:admin:{ADMIN}")
 }
 
-/// A call: on the admin listener or not, and the place in [`ROLES`] of the least role that may make it.
-type Call = (bool, Method, String, Value, usize);
-
-fn calls(held: &str) -> Vec<Call> {
-    let admin = |method, path: &str, body, least| (true, method, format!("/admin/v1{path}"), body, least);
-    let internal =
-        |method, path: &str, body, least| (false, method, format!("/internal/v1{path}"), body, least);
-    let none = || Value::Null;
-    vec![
-        admin(Method::GET, "/campaigns", none(), 0),
-        admin(Method::GET, "/campaigns/demo", none(), 0),
-        admin(Method::GET, "/campaigns/demo/claims", none(), 0),
-        admin(Method::GET, "/campaigns/demo/reconciliation", none(), 0),
-        admin(Method::GET, "/audit", none(), 0),
-        admin(Method::GET, "/changes", none(), 0),
-        admin(Method::GET, "/replication", none(), 0),
-        admin(Method::GET, "/webhooks", none(), 0),
-        admin(Method::GET, "/webhooks/none", none(), 0),
-        admin(Method::GET, "/webhooks/none/deliveries", none(), 0),
-        internal(Method::GET, "/campaigns/demo", none(), 0),
-        internal(Method::GET, &format!("/claims/{held}"), none(), 0),
-        admin(Method::POST, "/campaigns/demo/add", json!({"units": 1, "idempotency_key": "k"}), 1),
-        admin(Method::POST, "/campaigns/demo/pause", none(), 1),
-        admin(Method::POST, "/campaigns/demo/resume", none(), 1),
-        internal(Method::POST, &format!("/claims/{held}/confirm"), none(), 1),
-        internal(Method::POST, &format!("/claims/{held}/return"), none(), 1),
-        admin(Method::POST, "/campaigns", campaign("other", json!({})), 2),
-        admin(Method::PATCH, "/campaigns/demo", json!({"version": 9}), 2),
-        admin(Method::POST, "/campaigns/demo/warm-up", none(), 2),
-        admin(Method::POST, "/campaigns/demo/import", none(), 2),
-        admin(Method::POST, "/campaigns/demo/reconciliation", none(), 2),
-        admin(Method::POST, "/replication", json!({"replicas_min": 0}), 2),
-        admin(Method::POST, "/replication/accept-loss", none(), 2),
-        admin(Method::POST, "/webhooks", json!({"url": "https://none.example/"}), 2),
-        admin(Method::DELETE, "/webhooks/none", none(), 2),
-        admin(Method::POST, "/webhooks/none/test", none(), 2),
-        admin(Method::POST, "/webhooks/none/enable", none(), 2),
-        admin(Method::POST, "/webhooks/none/rotate-secret", none(), 2),
-        internal(Method::POST, "/claims", claim_body("demo", "bob", "k", 1), 2),
-        internal(Method::POST, "/claims/batch", json!({"claims": [claim_body("demo", "bob", "k", 1)]}), 2),
-        admin(Method::POST, "/campaigns/demo/end", none(), 2),
-    ]
-}
-
-async fn call(core: &Core, (is_admin, method, path, body, _): &Call, token: &str) -> support::Reply {
-    let url = if *is_admin { core.admin_url(path) } else { core.url(path) };
-    core.client().call(method.clone(), &url, token, body).await
-}
-
 #[tokio::test]
-async fn each_role_may_do_its_own_and_is_told_which_is_needed() {
-    let core = CoreOptions::default().with("CLAIMGATE_ADMIN_TOKENS", tokens()).start().await;
-    let mut body = campaign("demo", json!({"total": 50}));
-    body["hold_seconds"] = json!(600);
-    core.create_with(body).await;
-    let held = core.claim("demo", "alice", "k").await.expect(201).json()["claim"]["id"].clone();
-    for one in calls(held.as_str().unwrap()) {
-        let (least, path) = (one.4, &one.2);
-        for (at, (role, token)) in ROLES.iter().enumerate() {
-            let reply = call(&core, &one, token).await;
-            if at >= least {
-                assert!(![401, 403].contains(&reply.status), "{role} {path}: {}", reply.text());
-                assert!(reply.status < 500, "{role} {path}: {}", reply.text());
+async fn each_role_has_its_calls_and_learns_which_role_is_needed() {
+    let (options, receiver) = options_with_receiver();
+    let core = options.with("CLAIMGATE_ADMIN_TOKENS", tokens()).start().await;
+    let mut audited = Vec::new();
+    for (at, call) in CALLS.iter().enumerate() {
+        let fixture = Fixture::make(&core, format!("c{at}"), &receiver, call).await;
+        let (name, call_request) = (call.name, call.request(&fixture));
+        let needed = ROLES.iter().find(|(role, ..)| *role == call.role).expect("a role").1;
+        for (role, named, token) in ROLES {
+            let reply = send(&core, &call_request, token).await;
+            if role >= call.role {
+                assert!(![401, 403].contains(&reply.status), "{named} {name}: {}", reply.text());
+                assert!(reply.status < 500, "{named} {name}: {}", reply.text());
             } else {
                 let detail = reply.refused(403, "forbidden").json()["detail"].clone();
-                let needed = format!("needs the role {}", ROLES[least].0);
-                assert!(detail.as_str().unwrap().contains(&needed), "{role} {path}: {detail}");
+                let is_told = detail.as_str().unwrap().contains(&format!("needs the role {needed}"));
+                assert!(is_told, "{named} {name}: {detail}");
             }
         }
-        let wrong = call(&core, &one, "a-token-that-is-not-known-but-long-enough").await;
-        wrong.refused(401, "unauthenticated");
-        if one.0 {
-            let back_end = call(&core, &one, API_TOKEN).await.refused(403, "forbidden").json();
-            let needed = format!("role {}", ROLES[least].0);
-            assert!(back_end["detail"].as_str().unwrap().contains(&needed), "{path}: {back_end}");
+        send(&core, &call_request, "a-token-that-is-not-known-but-long-enough")
+            .await
+            .refused(401, "unauthenticated");
+        if call_request.path.starts_with("/admin/") {
+            let back_end = send(&core, &call_request, API_TOKEN).await.refused(403, "forbidden").json();
+            let is_told = back_end["detail"].as_str().unwrap().contains(&format!("role {needed}"));
+            assert!(is_told, "{name}: {back_end}");
         }
+        audited.extend(core.sql().audit(&fixture.campaign).await.into_iter().map(|row| (row.1, row.2)));
+        fixture.clean_up(&core).await;
     }
-    let names: Vec<_> = core.sql().audit("demo").await.into_iter().map(|row| (row.1, row.2)).collect();
-    let expected =
-        [("admin", "create"), ("olga", "add"), ("olga", "pause"), ("olga", "resume"), ("ada", "end")];
-    assert_eq!(names, expected.map(|(who, what)| (who.to_owned(), what.to_owned())));
+    audited.retain(|(who, _)| who != "admin");
+    let expected = [
+        ("ada", "update"),
+        ("olga", "add"),
+        ("ada", "import"),
+        ("olga", "pause"),
+        ("olga", "resume"),
+        ("ada", "end"),
+    ];
+    assert_eq!(audited, expected.map(|(who, what)| (who.to_owned(), what.to_owned())));
     for secret in [VIEWER, OPERATOR, ADMIN] {
-        assert!(!core.log().contains(secret), "a token stands in the log");
+        assert!(!core.log().contains(secret), "a token is in the log");
     }
 }
 
+/// Only owners, back ends and admins of the role admin read codes; who reads many is in the audit.
 #[tokio::test]
-async fn tokens_in_a_file_are_read_again_on_a_hangup_and_a_wrong_file_changes_nothing() {
+async fn operators_and_viewers_read_no_codes() {
+    let core = CoreOptions::default().with("CLAIMGATE_ADMIN_TOKENS", tokens()).start().await;
+    let mut rules = campaign("demo", json!({"total": 0}));
+    rules["codes"] = json!(true);
+    core.create_with(rules).await;
+    core.add_codes("demo", "SAVE-1\n").await.expect(200);
+    core.patch("demo", json!({"limits": {"total": 1}})).await.expect(200);
+    let claimed = core.claim("demo", "ann", "k").await.expect(201).json();
+    let id = claimed["claim"]["id"].as_str().unwrap();
+    eventually(SOON, || async {
+        let found = core.look_up(id).await.expect(200).json();
+        holds(found["claim"]["codes"] == json!(["SAVE-1"]), || found.to_string())
+    })
+    .await;
+    let get = async |url: String, token: &str| core.client().try_get(&url, token).await.unwrap();
+    let lists = ["/admin/v1/campaigns/demo/claims?codes=true", "/admin/v1/changes?codes=true"]
+        .map(|path| core.admin_url(path));
+    let own = ["/internal/v1/campaigns/demo/users/ann".to_owned(), format!("/internal/v1/claims/{id}")];
+    for (role, _, token) in ROLES {
+        let may_read = role == Role::Admin;
+        for list in &lists {
+            let reply = get(list.clone(), token).await;
+            assert_eq!(reply.status, if may_read { 200 } else { 403 }, "{list}: {}", reply.text());
+            assert_eq!(reply.text().contains("SAVE-1"), may_read, "{list}: {}", reply.text());
+            let without = get(list.replace("?codes=true", ""), token).await.expect(200);
+            assert!(!without.text().contains("SAVE-1"), "{}", without.text());
+        }
+        for path in &own {
+            let reply = get(core.url(path), token).await.expect(200);
+            assert_eq!(reply.text().contains("SAVE-1"), may_read, "{path}: {}", reply.text());
+        }
+    }
+    let audit = core.admin_get("/admin/v1/audit").await.expect(200).json();
+    let read = audit["items"].as_array().unwrap().iter().filter(|item| item["what"] == "codes_read");
+    let read: Vec<_> = read.map(|item| (item["who"].clone(), item["campaign_id"].clone())).collect();
+    assert_eq!(read, [(json!("ada"), json!("demo")), (json!("ada"), Value::Null)]);
+}
+
+#[tokio::test]
+async fn sighup_reloads_tokens_and_an_invalid_file_changes_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("admins");
     fs::write(&file, format!("vera:viewer:{VIEWER}\n")).unwrap();
@@ -128,17 +132,40 @@ async fn tokens_in_a_file_are_read_again_on_a_hangup_and_a_wrong_file_changes_no
     fs::write(&file, format!("vera:operator:{VIEWER},olga:operator:{OPERATOR}")).unwrap();
     signal_pid(core.pid(), Signal::HUP);
     until(OPERATOR, 200).await;
-    assert_eq!(pause(VIEWER).await, 200, "the role is the file's");
+    assert_eq!(pause(VIEWER).await, 200, "the role has changed with the file");
     fs::write(&file, format!("olga:boss:{OPERATOR}")).unwrap();
     signal_pid(core.pid(), Signal::HUP);
-    eventually(SOON, || async {
-        let log = core.log();
-        holds(log.contains("CLAIMGATE_ADMIN_TOKENS: item 1"), || "nothing in the log".to_owned())
-    })
-    .await;
+    core.until_logged(SOON, &["CLAIMGATE_ADMIN_TOKENS: item 1"]).await;
     assert_eq!((pause(VIEWER).await, pause(OPERATOR).await), (200, 200));
-    assert!(!core.log().contains(OPERATOR), "a token stands in the log");
+    assert!(!core.log().contains(OPERATOR), "a token is in the log");
     fs::write(&file, format!("olga:operator:{OPERATOR}")).unwrap();
     signal_pid(core.pid(), Signal::HUP);
     until(VIEWER, 401).await;
+}
+
+#[tokio::test]
+async fn a_back_end_cannot_take_a_reserved_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("back-ends");
+    let (first, second) = ("the-first-token-of-32-characters-", "the-second-token-of-32-characters");
+    fs::write(&file, format!("till:{first}")).unwrap();
+    let options = CoreOptions::default().without("CLAIMGATE_API_TOKENS");
+    let core = options.with("CLAIMGATE_API_TOKENS_FILE", file.to_str().unwrap()).start().await;
+    core.create("demo", json!({"total": 1})).await;
+    let show = async |token: &str| {
+        let url = core.url("/internal/v1/campaigns/demo");
+        core.client().call(Method::GET, &url, token, &Value::Null).await.status
+    };
+    assert_eq!((show(first).await, show(second).await), (200, 401));
+    for (tried, name) in [(1, "admin"), (2, "edge")] {
+        fs::write(&file, format!("till:{second},{name}:{first}")).unwrap();
+        signal_pid(core.pid(), Signal::HUP);
+        eventually(SOON, || async {
+            let log = core.log();
+            let refusals = log.matches("CLAIMGATE_API_TOKENS: item 2 must not be called").count();
+            holds(refusals == tried, || log)
+        })
+        .await;
+        assert_eq!((show(first).await, show(second).await), (200, 401), "{name}");
+    }
 }

@@ -1,8 +1,11 @@
-//! The crate `claimgate-client` against a real core: what is lost is asked for again and is the same claim.
+//! Tests the crate `claimgate-client` against a real core: claims with lost answers are retried and count
+//! once.
 
 use std::time::{Duration, Instant};
 
-use claimgate_client::{Admin, ClaimCall, Error, Internal, NewCampaign, PATIENCE, random_key};
+use claimgate_client::{
+    Admin, ClaimCall, ClaimsFilter, Error, Internal, NewCampaign, RETRY_TIMEOUT, random_key,
+};
 use claimgate_shared::{CampaignId, ClaimRequest, ClaimStatus, Code, Limits, Quantity};
 use serde_json::json;
 use support::lossy_proxy::LossyProxy;
@@ -25,17 +28,19 @@ fn new_campaign(id: &CampaignId, total: u32) -> NewCampaign {
     NewCampaign {
         id: id.clone(),
         name: "Tickets".to_owned(),
-        starts_at: "2026-01-01T00:00:00Z".parse().unwrap(),
+        starts_at: Some("2026-01-01T00:00:00Z".parse().unwrap()),
         ends_at: None,
         time_zone: "Asia/Shanghai".to_owned(),
         limits: Limits { total: Some(total), ..Limits::default() },
         hold_seconds: None,
+        pass: None,
+        codes: false,
     }
 }
 
-/// The example in the crate's documentation.
+/// The steps of the example in the crate's documentation.
 #[tokio::test]
-async fn a_claim_is_made_met_again_and_refused_by_name() {
+async fn a_claim_is_made_replayed_and_denied_by_code() {
     let core = Core::start().await;
     core.create("tickets", json!({"total": 1})).await;
     let shop = internal(&core);
@@ -44,7 +49,7 @@ async fn a_claim_is_made_met_again_and_refused_by_name() {
     assert!(!answer.replayed);
     let reply = answer.read().unwrap();
     assert_eq!((reply.claim.id.clone(), reply.remaining), (alice.claim_id(), Some(0)));
-    let again = shop.claim(&mut ClaimCall::again(alice.request().clone())).await.unwrap();
+    let again = shop.claim(&mut ClaimCall::retry(alice.request().clone())).await.unwrap();
     assert!(again.replayed);
     assert_eq!(again.read().unwrap().claim, reply.claim);
 
@@ -52,16 +57,16 @@ async fn a_claim_is_made_met_again_and_refused_by_name() {
     assert!(refused.is(Code::SoldOut) && refused.retry_after().is_none(), "{refused}");
     assert_eq!(refused.problem().unwrap().json["limit"], "total");
     let other = ClaimRequest { quantity: Quantity::try_from(2).unwrap(), ..alice.request().clone() };
-    assert!(shop.claim(&mut ClaimCall::again(other)).await.unwrap_err().is(Code::IdempotencyKeyReused));
+    assert!(shop.claim(&mut ClaimCall::retry(other)).await.unwrap_err().is(Code::IdempotencyKeyReused));
 
-    let given = shop.give_back(&alice.claim_id()).await.unwrap().read().unwrap();
+    let given = shop.return_claim(&alice.claim_id()).await.unwrap().read().unwrap();
     assert_eq!(given.claim.status, ClaimStatus::Returned);
     let left = shop.user_claims(&"tickets".parse().unwrap(), &"bob".parse().unwrap()).await.unwrap();
     assert_eq!(left.read().unwrap().allowance.total, Some(1));
 }
 
 #[tokio::test]
-async fn a_lost_answer_is_asked_for_again_without_the_mark_and_is_the_same_claim() {
+async fn a_lost_answer_is_retried_unmarked_for_the_same_claim() {
     let core = Core::start().await;
     core.create("tickets", json!({"total": 10})).await;
     let proxy = LossyProxy::to(core.listen());
@@ -69,11 +74,11 @@ async fn a_lost_answer_is_asked_for_again_without_the_mark_and_is_the_same_claim
     proxy.lose_answers(2);
     let mut alice = call("tickets", "alice");
     let answer = shop.claim(&mut alice).await.unwrap();
-    assert!(answer.replayed, "the first try was decided, and its answer lost");
+    assert!(answer.replayed, "the first try was decided, but its answer was lost");
     assert_eq!(answer.read().unwrap().claim.id, alice.claim_id());
     assert_eq!(core.sql().until("tickets", 1).await.len(), 1);
-    let sent: String = proxy.said(alice.request().idempotency_key.as_str()).concat().to_lowercase();
-    assert_eq!(sent.matches("claimgate-attempt").count(), 1, "the first try alone is marked: {sent}");
+    let sent: String = proxy.requests_with(alice.request().idempotency_key.as_str()).concat().to_lowercase();
+    assert_eq!(sent.matches("claimgate-attempt").count(), 1, "only the first try is marked: {sent}");
     assert_eq!(sent.matches("post /internal/v1/claims").count(), 3);
 }
 
@@ -108,7 +113,7 @@ async fn calls_that_are_safe_to_repeat_are_repeated_and_no_others() {
     proxy.lose_answers(1);
     assert_eq!(shop.confirm(&alice).await.unwrap().read().unwrap().claim.status, ClaimStatus::Granted);
     proxy.lose_answers(1);
-    assert_eq!(shop.give_back(&alice).await.unwrap().read().unwrap().claim.status, ClaimStatus::Returned);
+    assert_eq!(shop.return_claim(&alice).await.unwrap().read().unwrap().claim.status, ClaimStatus::Returned);
     lose();
     assert_eq!(admin.repair(&id).await.unwrap().json["agrees"], true);
 
@@ -122,7 +127,7 @@ async fn calls_that_are_safe_to_repeat_are_repeated_and_no_others() {
     admin.rotate_webhook_secret(webhook).await.unwrap_err();
     lose();
     assert_eq!(admin.end(&id).await.unwrap().json["state"], "ended");
-    let times = |call: &str| admin_proxy.said(call).len();
+    let times = |call: &str| admin_proxy.requests_with(call).len();
     assert_eq!(times("POST /admin/v1/webhooks HTTP"), 1);
     assert_eq!(times("/rotate-secret HTTP"), 1);
     for repeated in
@@ -133,7 +138,7 @@ async fn calls_that_are_safe_to_repeat_are_repeated_and_no_others() {
 }
 
 #[tokio::test]
-async fn a_core_that_is_not_there_is_given_up_after_a_while_with_its_address() {
+async fn the_error_for_an_unreachable_core_names_its_address() {
     let nowhere = free_address().to_string();
     let shop = Internal::new(&format!("http://{nowhere}"), "any").unwrap();
     let began = Instant::now();
@@ -142,11 +147,11 @@ async fn a_core_that_is_not_there_is_given_up_after_a_while_with_its_address() {
         matches!(&error, Error::NoAnswer { address, sent: false, .. } if address.contains(&nowhere)),
         "{error}"
     );
-    assert!((PATIENCE / 2..PATIENCE + Duration::from_secs(5)).contains(&began.elapsed()));
+    assert!((RETRY_TIMEOUT / 2..RETRY_TIMEOUT + Duration::from_secs(5)).contains(&began.elapsed()));
 }
 
 #[tokio::test]
-async fn an_admin_creates_changes_lists_and_ends() {
+async fn an_admin_creates_changes_lists_and_ends_campaigns() {
     let core = Core::start().await;
     let admin = admin(&core);
     let id: CampaignId = "tickets".parse().unwrap();
@@ -167,8 +172,10 @@ async fn an_admin_creates_changes_lists_and_ends() {
         internal(&core).claim(&mut call("tickets", user)).await.unwrap();
     }
     core.sql().until("tickets", 2).await;
-    assert_eq!(admin.claims(&id, None, None).await.unwrap().read().unwrap().len(), 2);
-    let bobs = admin.claims(&id, Some(&"bob".parse().unwrap()), Some(ClaimStatus::Granted)).await.unwrap();
+    assert_eq!(admin.claims(&id, ClaimsFilter::default()).await.unwrap().read().unwrap().len(), 2);
+    let bob = "bob".parse().unwrap();
+    let granted = ClaimsFilter { user: Some(&bob), status: Some(ClaimStatus::Granted), codes: false };
+    let bobs = admin.claims(&id, granted).await.unwrap();
     assert_eq!(bobs.read().unwrap()[0].user_id, "bob");
     assert_eq!(admin.campaigns().await.unwrap().read().unwrap().len(), 1);
     let audit = admin.audit(Some(&id)).await.unwrap().json;

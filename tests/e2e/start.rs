@@ -1,17 +1,20 @@
-//! How `claimgate serve` starts: with values that are wrong, at addresses that are taken, and with secrets of its own
-//! making.
+//! Starting `claimgate serve`: with invalid values, with addresses in use, and with generated secrets.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
-use serde_json::json;
-use support::process::free_address;
-use support::{Core, CoreOptions};
+use reqwest::Method;
+use serde_json::{Value, json};
+use support::available::available;
+use support::postgres::Postgres;
+use support::process::{Signal, free_address, signal_pid};
+use support::wait::holds;
+use support::{Core, CoreOptions, SOON, eventually};
 
-use crate::command_line::{ask, run};
+use crate::command_line::{run, run_against};
 
 #[tokio::test]
-async fn a_wrong_value_ends_the_start_with_one_line_that_names_it() {
+async fn an_invalid_setting_stops_startup_with_one_line_naming_it() {
     let sample = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8";
     let sample_key = format!("k1:{sample}");
     let file = tempfile::NamedTempFile::new().unwrap();
@@ -24,18 +27,31 @@ async fn a_wrong_value_ends_the_start_with_one_line_that_names_it() {
         ("CLAIMGATE_REDIS_URL", "http://127.0.0.1:6379"),
         ("CLAIMGATE_REDIS_URL", "redis+sentinel://127.0.0.1:26379"),
         ("CLAIMGATE_REDIS_URL", "redis-cluster://127.0.0.1:7000"),
-        ("CLAIMGATE_REDIS_URL", ""),
+        ("CLAIMGATE_REDIS_URL", "redis://127.0.0.1:6379\nredis://127.0.0.1:6380"),
         ("CLAIMGATE_DATABASE_URL", "mysql://127.0.0.1/claims"),
         ("CLAIMGATE_ADMIN_TOKEN", "short"),
-        ("CLAIMGATE_ADMIN_TOKEN", ""),
+        ("CLAIMGATE_ADMIN_TOKEN", "\"an-admins-token-that-is-long-enough\""),
+        ("CLAIMGATE_ADMIN_TOKEN", "an-admins-token-that-is-\nlong-enough"),
+        ("CLAIMGATE_ADMIN_TOKEN", "an admins token that is long enough"),
+        ("CLAIMGATE_ADMIN_TOKEN", "an-admins-tökén-that-is-long-enough"),
         ("CLAIMGATE_ADMIN_TOKEN_FILE", "nowhere/admin.token"),
         ("CLAIMGATE_API_TOKENS", "shop"),
         ("CLAIMGATE_API_TOKENS", "shop:short"),
+        ("CLAIMGATE_API_TOKENS", "shop: a-back-ends-token-that-is-long-enough"),
+        ("CLAIMGATE_API_TOKENS", "\"shop:a-back-ends-token-that-is-long-enough\""),
+        (
+            "CLAIMGATE_API_TOKENS",
+            "shop:a-back-ends-token-that-is-long-enough\nhall:b-back-ends-token-that-is-long-enough",
+        ),
+        ("CLAIMGATE_API_TOKENS", "admin:a-back-ends-token-that-is-long-enough"),
+        ("CLAIMGATE_API_TOKENS", "edge:a-back-ends-token-that-is-long-enough"),
         ("CLAIMGATE_API_TOKENS_FILE", "nowhere/tokens"),
         ("CLAIMGATE_ADMIN_TOKENS", "an-admins-token-without-anything-else"),
         ("CLAIMGATE_ADMIN_TOKENS", "ann:boss:an-admins-token-that-is-long-enough"),
         ("CLAIMGATE_ADMIN_TOKENS", "ann:an-admins-token-that-is-long-enough:admin"),
         ("CLAIMGATE_ADMIN_TOKENS", "ann:admin:short"),
+        ("CLAIMGATE_ADMIN_TOKENS", "ann:admin: an-admins-token-that-is-long-enough"),
+        ("CLAIMGATE_ADMIN_TOKENS", "ann:admin:an-admins-token-\tthat-is-long-enough"),
         ("CLAIMGATE_ADMIN_TOKENS_FILE", "nowhere/admins"),
         ("CLAIMGATE_EDGE_KEYS", "k1"),
         ("CLAIMGATE_EDGE_KEYS", "k1:c2hvcnQ"),
@@ -57,16 +73,170 @@ async fn a_wrong_value_ends_the_start_with_one_line_that_names_it() {
         environment.retain(|(name, _)| *name != variable);
         environment.push((variable, value));
         let serving = run(&["serve"], &environment, directory.path());
-        let said = tokio::time::timeout(support::SOON, serving).await;
-        let said = said.unwrap_or_else(|_| panic!("{variable}={value:?} is taken, and core serves")).ended(2);
-        said.one_line(variable.trim_end_matches("_FILE"));
+        let output = tokio::time::timeout(support::SOON, serving).await;
+        let output =
+            output.unwrap_or_else(|_| panic!("{variable}={value:?} is accepted, and core serves")).ended(2);
+        output.one_line(variable.trim_end_matches("_FILE"));
         let is_secret = variable.contains("KEY") || variable.contains("TOKENS");
         let parts = value.split(':').filter(|part| part.len() > 5);
         let shown = is_secret
             && !variable.ends_with("_FILE")
-            && parts.into_iter().any(|part| said.err.contains(part));
-        assert!(!shown, "a secret is shown: {said:?}");
+            && parts.into_iter().any(|part| output.err.contains(part));
+        assert!(!shown, "a secret is shown: {output:?}");
     }
+}
+
+/// Tokens of an admin and of a back end.
+const ADMIN: &str = "an-admins-token-that-is-long-enough";
+const SHOP: &str = "a-back-ends-token-that-is-long-enough";
+
+async fn assert_accepts(core: &Core, admin: &str, shop: &str) {
+    let client = core.client();
+    let campaigns = core.admin_url("/admin/v1/campaigns");
+    client.call(Method::GET, &campaigns, admin, &Value::Null).await.expect(200);
+    let claims = core.url("/internal/v1/claims/demo.alice.aHSIRPhRB6fDKajWWhFLtQ");
+    client.call(Method::GET, &claims, shop, &Value::Null).await.refused(404, "claim_not_found");
+}
+
+#[tokio::test]
+async fn whitespace_around_a_secret_is_ignored() {
+    let files = tempfile::tempdir().unwrap();
+    for (before, after) in [("", "\n"), ("\u{feff}", "\r\n"), (" \t", "  "), ("\n", "\n\n")] {
+        let file = |name: &str, text: &str| {
+            let path = files.path().join(name);
+            std::fs::write(&path, format!("{before}{text}{after}")).unwrap();
+            path.to_str().unwrap().to_owned()
+        };
+        let key = "k1:YSBrZXkgZm9yIHRlc3RzLCBub3QgYWxsIHRoZSBzYW1l";
+        let core = CoreOptions::default()
+            .with("CLAIMGATE_ADMIN_TOKEN", format!("{before}{ADMIN}{after}"))
+            .with("CLAIMGATE_API_TOKENS", "")
+            .with("CLAIMGATE_API_TOKENS_FILE", file("shop", &format!("shop:{SHOP}, hall:{SHOP}-too,")))
+            .with("CLAIMGATE_EDGE_KEYS_FILE", file("edge", key))
+            .with("CLAIMGATE_OUTBOX_MAX", format!("{before}1000{after}"))
+            .start()
+            .await;
+        assert_accepts(&core, ADMIN, SHOP).await;
+    }
+}
+
+#[tokio::test]
+async fn an_empty_variable_counts_as_unset() {
+    let mut options = CoreOptions::default();
+    for variable in [
+        "CLAIMGATE_ADMIN_TOKEN",
+        "CLAIMGATE_ADMIN_TOKEN_FILE",
+        "CLAIMGATE_ADMIN_TOKENS",
+        "CLAIMGATE_ADMIN_TOKENS_FILE",
+        "CLAIMGATE_API_TOKENS_FILE",
+        "CLAIMGATE_EDGE_KEYS",
+        "CLAIMGATE_EDGE_KEYS_FILE",
+        "CLAIMGATE_USER_JWT_KEY",
+        "CLAIMGATE_USER_JWT_KEY_FILE",
+        "CLAIMGATE_USER_JWT_ISS",
+        "CLAIMGATE_USER_JWT_AUD",
+        "CLAIMGATE_REDIS_URL",
+        "CLAIMGATE_REDIS_URL_FILE",
+        "CLAIMGATE_REDIS_SENTINEL_PASSWORD",
+        "CLAIMGATE_REDIS_REPLICAS",
+        "CLAIMGATE_REDIS_MAXMEMORY_MIB",
+        "CLAIMGATE_DATABASE_URL",
+        "CLAIMGATE_DATABASE_URL_FILE",
+        "CLAIMGATE_OUTBOX_MAX",
+        "CLAIMGATE_ARCHIVE_AFTER_S",
+        "CLAIMGATE_CONCURRENCY_MAX",
+        "CLAIMGATE_BATCH_MAX",
+        "CLAIMGATE_DRAIN_S",
+        "CLAIMGATE_WEBHOOK_HOSTS",
+        "CLAIMGATE_WEBHOOK_RETRY_S",
+        "CLAIMGATE_OTLP_URL",
+        "CLAIMGATE_TRACE_RATIO",
+        "CLAIMGATE_LOG_JSON",
+        "RUST_LOG",
+    ] {
+        options = options.with(variable, "");
+    }
+    let core = options.start().await;
+    core.create("demo", json!({})).await;
+    core.claim("demo", "alice", "k").await.expect(201);
+    assert!(
+        core.log().contains("claimgate is up"),
+        "an empty RUST_LOG must not silence the log: {}",
+        core.log()
+    );
+    let (admin, data) = (core.admin_listen().to_string(), core.data_dir());
+    let environment = [
+        ("CLAIMGATE_ADMIN_LISTEN", admin.as_str()),
+        ("CLAIMGATE_DATA_DIR", data.to_str().unwrap()),
+        ("CLAIMGATE_ADMIN_TOKEN", ""),
+        ("CLAIMGATE_ADMIN_TOKEN_FILE", ""),
+        ("CLAIMGATE_LISTEN", ""),
+    ];
+    run(&["campaign", "list"], &environment, Path::new("/")).await.ended(0);
+}
+
+#[tokio::test]
+async fn an_invalid_credentials_file_does_not_replace_a_valid_one() {
+    let files = tempfile::tempdir().unwrap();
+    let (admin, shop) = (files.path().join("admin"), files.path().join("shop"));
+    std::fs::write(&admin, ADMIN).unwrap();
+    std::fs::write(&shop, format!("shop:{SHOP}")).unwrap();
+    let core = CoreOptions::default()
+        .with("CLAIMGATE_API_TOKENS", "")
+        .with("CLAIMGATE_ADMIN_TOKEN_FILE", admin.to_str().unwrap())
+        .with("CLAIMGATE_API_TOKENS_FILE", shop.to_str().unwrap())
+        .start()
+        .await;
+    assert_accepts(&core, ADMIN, SHOP).await;
+    let other = "another-token-that-is-quite-long-enough";
+    let broken = [
+        (&shop, format!("shop:{other}\nhall:{SHOP}"), "CLAIMGATE_API_TOKENS"),
+        (&shop, format!("'shop:{other}'"), "CLAIMGATE_API_TOKENS"),
+        (&shop, format!("shop: {other}"), "CLAIMGATE_API_TOKENS"),
+        (&admin, format!("\"{other}\""), "CLAIMGATE_ADMIN_TOKEN"),
+        (&admin, String::new(), "CLAIMGATE_ADMIN_TOKEN"),
+        (&admin, format!("{other} {other}"), "CLAIMGATE_ADMIN_TOKEN"),
+    ];
+    for (refusals, (file, text, variable)) in (1..).zip(broken) {
+        let before = std::fs::read(file).unwrap();
+        std::fs::write(file, &text).unwrap();
+        signal_pid(core.pid(), Signal::HUP);
+        let refusal = format!("credentials were not reloaded: {variable}: ");
+        eventually(SOON, || async {
+            let log = core.log();
+            holds(
+                log.matches("credentials were not reloaded").count() == refusals && log.contains(&refusal),
+                || log.clone(),
+            )
+        })
+        .await;
+        assert_accepts(&core, ADMIN, SHOP).await;
+        assert!(!core.log().contains(other), "a secret is in the log: {text:?}");
+        std::fs::write(file, before).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_role_with_too_few_connections_is_rejected() {
+    let Some(postgres) = available("too few connections", Postgres::start().await) else { return };
+    let role = "CREATE ROLE app LOGIN CONNECTION LIMIT 2";
+    postgres.run("postgres", &[role, "CREATE DATABASE claimgate OWNER app"]).await;
+    let url = postgres.url("claimgate").replace("postgres://claimgate@", "postgres://app@");
+    let directory = tempfile::tempdir().unwrap();
+    let (listen, admin) = (free_address().to_string(), free_address().to_string());
+    let environment = [
+        ("CLAIMGATE_LISTEN", listen.as_str()),
+        ("CLAIMGATE_ADMIN_LISTEN", admin.as_str()),
+        ("CLAIMGATE_DATABASE_URL", url.as_str()),
+        // The database is checked first.
+        ("CLAIMGATE_REDIS_URL", "unix:///nowhere"),
+    ];
+    let output = run(&["serve"], &environment, directory.path()).await.ended(2);
+    output.one_line("CLAIMGATE_DATABASE_URL");
+    assert!(
+        output.err.contains("'app' may have 2 connections") && output.err.contains("fewer than 3"),
+        "{output:?}"
+    );
 }
 
 #[tokio::test]
@@ -77,20 +247,20 @@ async fn an_address_in_use_is_named() {
     for (variable, other) in
         [("CLAIMGATE_LISTEN", "CLAIMGATE_ADMIN_LISTEN"), ("CLAIMGATE_ADMIN_LISTEN", "CLAIMGATE_LISTEN")]
     {
-        let said =
+        let output =
             run(&["serve"], &[(variable, taken.as_str()), (other, free.as_str())], directory.path()).await;
-        assert!(said.status > 0, "{said:?}");
-        said.one_line(variable);
+        assert!(output.status > 0, "{output:?}");
+        output.one_line(variable);
     }
 }
 
 #[tokio::test]
-async fn secrets_are_made_once_for_the_owner_alone_and_never_shown() {
+async fn secrets_are_generated_once_private_and_never_shown() {
     let core = CoreOptions::default().with("RUST_LOG", "trace").start().await;
     core.create("demo", json!({"total": 5})).await;
     core.claim("demo", "alice", "k").await.expect(201);
     support::signing::Signed::claim(&core, "demo", "bob", "k").send(&core).await.expect(201);
-    ask(&core, &["token", "--user", "alice"]).await.ended(0);
+    run_against(&core, &["token", "--user", "alice"]).await.ended(0);
     core.sql().until("demo", 2).await;
     let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(&core.data_dir()), 0o700);
@@ -100,13 +270,13 @@ async fn secrets_are_made_once_for_the_owner_alone_and_never_shown() {
         assert_eq!(mode(&core.data_dir().join(name)), 0o600, "{name}");
         let secret = secret.rsplit(':').next().unwrap();
         assert!(secret.len() >= 43, "{name} has {} characters", secret.len());
-        assert!(!core.log().contains(secret), "{name} stands in the log");
+        assert!(!core.log().contains(secret), "{name} is in the log");
     }
-    assert!(!core.log().contains(support::core_client::API_TOKEN), "an API token stands in the log");
-    assert!(core.log().contains("answered"), "the log says too little to tell");
+    assert!(!core.log().contains(support::core_client::API_TOKEN), "an API token is in the log");
+    assert!(core.log().contains("answered"), "the log has too few lines for this test");
     let mut core = core;
     core.kill();
     let again = core.restart().await;
-    assert_eq!(names.map(|name| again.data_file(name)), secrets, "made once");
+    assert_eq!(names.map(|name| again.data_file(name)), secrets, "the secrets are generated once");
     again.claim("demo", "alice", "k").await.expect(200);
 }

@@ -1,4 +1,4 @@
-//! The threads of one core, each with an engine of its own: what they share, and what becomes of their connections.
+//! The threads of one core, each with its own engine: what they share, and their connections.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,9 +8,9 @@ use claimgate_core::config::sqlite_url;
 use claimgate_core::domain::campaign_change::{CampaignPatch, NewCampaign};
 use claimgate_core::domain::counters::Generation;
 use claimgate_core::engine::Engine;
-use claimgate_core::engine::handle::CampaignHandle;
+use claimgate_core::engine::campaign::handle::CampaignHandle;
 use claimgate_core::redis_address::RedisAddress;
-use claimgate_core::store::redis::slot::Slot;
+use claimgate_core::store::redis::topology::slot::Slot;
 use claimgate_core::store::sql::SqlStore;
 use claimgate_shared::{Attempt, ClaimRequest, Outcome};
 use serde_json::json;
@@ -21,12 +21,12 @@ use support::wait::holds;
 use support::{SOON, Servers, claim_body, eventually};
 use tempfile::TempDir;
 
-/// Servers that wait for no disk: an engine in this process has no caller that would ask again.
+/// Starts servers without disk syncs, because an engine in this process has no caller that retries.
 async fn redis() -> Servers {
     Servers::start_with(&[("appendfsync", "no")], &[]).await
 }
 
-/// A core of two threads, in process.
+/// Two threads of one core, in this process.
 struct Threads {
     first: Engine,
     second: Engine,
@@ -35,7 +35,7 @@ struct Threads {
 }
 
 impl Threads {
-    /// Connected by the URL of `redis` with `query` added, such as `?user=name&pass=word`.
+    /// Connects to the URL of `redis` with `query` appended, such as `?user=name&pass=word`.
     async fn start(redis: Servers, query: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let sql = SqlStore::open(&sqlite_url(&directory.path().join("claimgate.sqlite"))).await.unwrap();
@@ -47,15 +47,16 @@ impl Threads {
 
     async fn campaign(&self, total: u32) -> Arc<CampaignHandle> {
         let body = json!({"id": "c", "name": "c", "starts_at": from_now(-60), "limits": {"total": total}});
-        let campaign = NewCampaign::parse(body.to_string().as_bytes(), clock::now()).unwrap();
-        let id = campaign.id.clone();
-        self.first.create(campaign, "test", clock::now()).await.unwrap();
-        self.first.handle(&id).await.unwrap()
+        let campaign = NewCampaign::parse(body.to_string().as_bytes()).unwrap();
+        let id = campaign.id().clone();
+        self.first.changes.create(campaign, "test", clock::now()).await.unwrap();
+        self.first.campaigns.find(&id).await.unwrap()
     }
 
     async fn generations(&self) -> [Generation; 2] {
         let slot = Slot::of("cg:{c}");
-        let generation = async |engine: &Engine| engine.sync.redis.session(slot).await.unwrap().generation();
+        let generation =
+            async |engine: &Engine| engine.stores.redis.session(slot).await.unwrap().generation();
         [generation(&self.first).await, generation(&self.second).await]
     }
 }
@@ -63,35 +64,36 @@ impl Threads {
 async fn claim(engine: &Engine, user: &str) -> Result<Outcome, String> {
     let body = claim_body("c", user, "k", 1).to_string();
     let request = ClaimRequest::parse(body.as_bytes()).unwrap();
-    let decided = engine.claim(&request, Attempt::First).await;
+    let decided = engine.claims.claim(&request, Attempt::First, None, None).await;
     decided.map(|decision| decision.outcome).map_err(|error| error.to_string())
 }
 
-async fn wins(engine: &Engine, user: &str) {
+async fn claim_and_win(engine: &Engine, user: &str) {
     let outcome = claim(engine, user).await;
     assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{user}: {outcome:?}");
 }
 
 #[tokio::test]
-async fn threads_connected_to_the_same_redis_need_no_sql_for_a_campaign_that_one_of_them_knows() {
+async fn a_campaign_loaded_by_one_thread_needs_no_sql_on_another() {
     let threads = Threads::start(redis().await, "").await;
     threads.campaign(10).await;
-    wins(&threads.first, "a").await;
-    threads.first.sync.sql.close().await;
-    wins(&threads.second, "b").await;
+    claim_and_win(&threads.first, "a").await;
+    threads.first.stores.sql.close().await;
+    claim_and_win(&threads.second, "b").await;
     let [first, second] = threads.generations().await;
     assert_eq!(first, second);
 }
 
 #[tokio::test]
-async fn a_redis_that_was_restarted_ends_the_connections_of_every_thread() {
+async fn a_redis_restart_ends_the_connections_of_every_thread() {
     let mut threads = Threads::start(redis().await, "").await;
     let handle = threads.campaign(10).await;
-    wins(&threads.first, "a").await;
-    wins(&threads.second, "b").await;
+    claim_and_win(&threads.first, "a").await;
+    claim_and_win(&threads.second, "b").await;
     let [before, _] = threads.generations().await;
     threads.redis.kill_and_restart().await;
-    // One thread finds it out; the other one, which has not called since, does not go on with its old connection.
+    // One thread notices the restart. The other thread, which has not called Redis since, must not reuse its
+    // old connection.
     eventually(SOON, || async {
         let outcome = claim(&threads.first, "c").await;
         holds(outcome.is_ok(), || format!("{outcome:?}"))
@@ -100,19 +102,19 @@ async fn a_redis_that_was_restarted_ends_the_connections_of_every_thread() {
     let [first, second] = threads.generations().await;
     assert!(first > before && second == first, "{before:?}, then {first:?} and {second:?}");
     assert_eq!(handle.synced_generation(), first);
-    wins(&threads.second, "d").await;
+    claim_and_win(&threads.second, "d").await;
 }
 
 #[tokio::test]
-async fn without_info_the_threads_share_one_connection() {
+async fn without_the_info_command_threads_share_one_connection() {
     only_on!(ONE_SERVER, "an ACL user of one server");
     let redis = redis().await;
     let view = redis.view().await;
     view.query::<()>(&["ACL", "SETUSER", "core", "on", ">secret", "~*", "+@all", "-info"]).await;
     let threads = Threads::start(redis, "?user=core&pass=secret").await;
     threads.campaign(10).await;
-    wins(&threads.first, "a").await;
-    wins(&threads.second, "b").await;
+    claim_and_win(&threads.first, "a").await;
+    claim_and_win(&threads.second, "b").await;
     let [first, second] = threads.generations().await;
     assert_eq!(first, second);
     let clients: String = view.query(&["CLIENT", "LIST"]).await;
@@ -120,23 +122,23 @@ async fn without_info_the_threads_share_one_connection() {
 }
 
 #[tokio::test]
-async fn a_change_of_the_rules_on_one_thread_invalidates_what_all_have_cached() {
+async fn a_rule_change_on_one_thread_invalidates_all_caches() {
     let threads = Threads::start(redis().await, "").await;
     let handle = threads.campaign(1).await;
-    wins(&threads.first, "a").await;
-    // Once the cache refuses, no refusal adds to the commands that Redis has run for claims.
+    claim_and_win(&threads.first, "a").await;
+    // Once the cache denies claims, Redis runs no more commands for them.
     eventually(SOON, || async {
         let before = handle.high_water_mark();
         let outcome = claim(&threads.second, "late").await;
         assert!(matches!(outcome, Ok(Outcome::Denied(_))), "{outcome:?}");
         assert_eq!(handle.high_water_mark(), before);
         let cached = !threads.first.registry.notices().decisions.is_recent();
-        holds(cached, || "Redis is still asked".to_owned())
+        holds(cached, || "Redis is still called".to_owned())
     })
     .await;
     let id = handle.campaign().id.clone();
     let patch = br#"{"version":1,"limits":{"total":2}}"#;
     let patch = CampaignPatch::parse(patch).unwrap();
-    threads.first.update(&id, patch, "test", clock::now()).await.unwrap();
-    wins(&threads.second, "b").await;
+    threads.first.changes.update(&id, patch, "test", clock::now()).await.unwrap();
+    claim_and_win(&threads.second, "b").await;
 }

@@ -1,6 +1,7 @@
-//! Traces: a claim is followed from the browser's request to its row, by spans that edge and core send to a collector.
+//! Traces: edge and core send spans to a collector, from the browser's request to the claim's row.
 
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use axum::Router;
 use axum::body::Bytes;
@@ -24,25 +25,25 @@ use crate::edge::run_alone;
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const BROWSER: &str = "00f067aa0ba902b7";
 
-/// A span as a collector has got it.
+/// A span received by the collector.
 #[derive(Debug, Clone)]
-struct Span {
-    service: String,
+pub struct Span {
+    pub service: String,
     name: String,
     trace: String,
     id: String,
     parent: String,
-    /// The spans that it is linked to.
+    /// Ids of the linked spans.
     links: Vec<String>,
     attributes: Value,
 }
 
-/// A collector: takes OTLP over HTTP, as JSON and as protobuf.
+/// A collector of OTLP over HTTP, as JSON and as protobuf.
 #[derive(Debug, Clone, Default)]
-struct Collector(Arc<Mutex<Vec<Span>>>);
+pub struct Collector(Arc<Mutex<Vec<Span>>>);
 
 impl Collector {
-    async fn start() -> (Self, String) {
+    pub async fn start() -> (Self, String) {
         let collector = Self::default();
         let listener = TcpListener::bind(free_address()).await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -51,11 +52,11 @@ impl Collector {
         (collector, url)
     }
 
-    fn spans(&self) -> Vec<Span> {
+    pub fn spans(&self) -> Vec<Span> {
         self.0.lock().unwrap().clone()
     }
 
-    /// The span of `service` with this name in the trace, once it is there.
+    /// Waits for the span of `service` with this name in the trace.
     async fn span(&self, trace: &str, service: &str, name: &str) -> Span {
         eventually(SOON, || async {
             let spans = self.spans();
@@ -67,7 +68,7 @@ impl Collector {
 }
 
 async fn take(State(collector): State<Collector>, headers: HeaderMap, body: Bytes) -> StatusCode {
-    // The same document either way, but for the ids: bytes in one, hexadecimal in the other.
+    // Both formats have the same structure, except that ids are hexadecimal in JSON.
     let request: ExportTraceServiceRequest = if headers["content-type"] == "application/json" {
         serde_json::from_slice(&body).expect("OTLP's JSON")
     } else {
@@ -109,13 +110,13 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
 }
 
-fn traced(url: &str, ratio: &str) -> CoreOptions {
+pub fn traced(url: &str, ratio: &str) -> CoreOptions {
     let options = CoreOptions::default().with("CLAIMGATE_OTLP_URL", url).with("CLAIMGATE_TRACE_RATIO", ratio);
-    // Sent soon: a test waits for each span.
+    // Send spans soon, because the tests wait for them.
     options.with("OTEL_BSP_SCHEDULE_DELAY", "50")
 }
 
-/// A claim at core by a caller whose span is `parent` of `trace`, sampled or not.
+/// Makes a claim at core with the browser's span in `trace` as its parent; `flags` says whether it is sampled.
 async fn claim(core: &Core, user: &str, trace: &str, flags: &str) -> Reply {
     let body = claim_body("demo", user, "k", 1);
     let request = core.client().request(Method::POST, &core.url("/internal/v1/claims"));
@@ -129,12 +130,12 @@ fn trace_id(number: usize) -> String {
 }
 
 #[test]
-fn a_claim_is_followed_from_the_browser_to_its_row() {
+fn a_claim_is_traced_from_the_browser_to_its_row() {
     run_alone(async {
         let (collector, url) = Collector::start().await;
         let core = traced(&url, "0").start().await;
         let variables = [("OTLP_URL", url.as_str()), ("TRACE_RATIO", "0")];
-        let world = World::before(core, Runtime::asked(), "traces", "test", &variables).await;
+        let world = World::before(core, Runtime::from_env(), "traces", "test", &variables).await;
         world.core.create("demo", json!({"total": 10})).await;
         let request = world.claim_request("demo", "alice").header("Idempotency-Key", "k");
         let reply =
@@ -153,7 +154,8 @@ fn a_claim_is_followed_from_the_browser_to_its_row() {
             let about = json!({"claimgate.campaign": "demo", "claimgate.claims": 1});
             assert_eq!(span.attributes, about, "{span:?}");
         }
-        // Of a browser that says nothing, with a share of 0, nothing is traced, at core neither.
+        // With a sampling ratio of 0, a claim without a trace context is traced neither at the edge nor at
+        // core.
         world.claim("demo", "bob", "k").await.expect(201);
         let request = world.claim_request("demo", "carol").header("Idempotency-Key", "k");
         world
@@ -163,13 +165,50 @@ fn a_claim_is_followed_from_the_browser_to_its_row() {
         collector.span(&trace_id(1), "claimgate-core", "store claims").await;
         let spans = collector.spans();
         assert!(spans.iter().all(|span| [TRACE, &trace_id(1)].contains(&span.trace.as_str())), "{spans:#?}");
-        let told = format!("{spans:?}");
-        assert!(!told.contains("alice") && !told.contains("carol"), "no user is told: {told}");
+        let spans_text = format!("{spans:?}");
+        assert!(
+            !spans_text.contains("alice") && !spans_text.contains("carol"),
+            "spans must not name users: {spans_text}"
+        );
+    });
+}
+
+#[test]
+fn unauthenticated_callers_can_force_only_a_few_spans() {
+    run_alone(async {
+        let (collector, url) = Collector::start().await;
+        let core = traced(&url, "0").start().await;
+        let variables = [("OTLP_URL", url.as_str()), ("TRACE_RATIO", "0")];
+        let world = World::before(core, Runtime::from_env(), "traces-refused", "test", &variables).await;
+        world.core.create("demo", json!({"total": 10})).await;
+        let began = Instant::now();
+        // Unauthenticated calls to the edge and to core.
+        for number in 0..100 {
+            let parent = format!("00-{}-{BROWSER}-01", trace_id(number + 1));
+            let request = world.request("POST", "/v1/campaigns/demo/claims");
+            let request =
+                request.header("Idempotency-Key", "k").header("traceparent", &parent).json(&json!({}));
+            world.send(request).await.refused(401, "unauthenticated");
+            let request = world.core.client().request(Method::POST, &world.core.url("/internal/v1/claims"));
+            let request = request.header("traceparent", &parent).json(&claim_body("demo", "mallory", "k", 1));
+            world.core.client().send(request).await.unwrap().refused(401, "unauthenticated");
+        }
+        let seconds = began.elapsed().as_secs() + 2;
+        // Spans are sent in order, so once this span has been received, so have the earlier ones.
+        claim(&world.core, "alice", TRACE, "01").await.expect(201);
+        collector.span(TRACE, "claimgate-core", "store claims").await;
+        let spans = collector.spans();
+        let of = |service: &str| {
+            spans.iter().filter(|span| span.service == service && span.trace != TRACE).count()
+        };
+        assert_eq!(of("claimgate-core"), 0, "spans of unauthenticated callers");
+        let forced = u64::try_from(of("claimgate-edge")).unwrap();
+        assert!(forced <= 10 * seconds && forced < 100, "{forced} spans in {seconds} s");
     });
 }
 
 #[tokio::test]
-async fn claims_of_one_call_to_redis_are_linked() {
+async fn claims_in_one_redis_call_are_linked() {
     let (collector, url) = Collector::start().await;
     let core = traced(&url, "0").start().await;
     core.create("demo", json!({"total": 10_000})).await;
@@ -179,13 +218,14 @@ async fn claims_of_one_call_to_redis_are_linked() {
         round += 1;
         let (core, collector) = (&core, &collector);
         async move {
-            // While Redis stands still, claims gather.
+            // While Redis is stopped, claims accumulate into a batch.
             signal_pid(redis, Signal::STOP);
             let claims = (0..16).map(|n| async move {
                 claim(core, &format!("u{round}-{n}"), &trace_id(round * 100 + n + 1), "01").await
             });
             let go_on = async {
-                // Takes a moment; a round in which no two have met is followed by another.
+                // This call gives Redis time to continue. If no two claims were batched, the loop runs
+                // another round.
                 core.admin_get("/metrics").await;
                 signal_pid(redis, Signal::CONT);
             };
@@ -193,7 +233,7 @@ async fn claims_of_one_call_to_redis_are_linked() {
             assert!(replies.iter().all(|reply| [201, 503].contains(&reply.status)), "{replies:?}");
             let spans = collector.spans();
             let linked = spans.iter().find(|span| span.name == "decide claims" && !span.links.is_empty());
-            linked.cloned().ok_or_else(|| format!("no two in one call: {} spans", spans.len()))
+            linked.cloned().ok_or_else(|| format!("no two claims were batched: {} spans", spans.len()))
         }
     })
     .await;
@@ -204,13 +244,16 @@ async fn claims_of_one_call_to_redis_are_linked() {
         holds(batch.links.iter().all(back), || format!("{batch:?} is not linked from {spans:#?}"))
     })
     .await;
-    let first =
-        collector.spans().into_iter().find(|span| span.id == batch.parent).expect("its first claim's");
+    let first = collector
+        .spans()
+        .into_iter()
+        .find(|span| span.id == batch.parent)
+        .expect("the span of the first claim");
     assert_eq!((first.trace, first.name.as_str()), (batch.trace, "POST /internal/v1/claims"));
 }
 
 #[tokio::test]
-async fn a_confirmation_is_followed_to_its_row_and_who_wants_none_has_none() {
+async fn a_confirmation_is_traced_and_unsampled_calls_are_not() {
     let (collector, url) = Collector::start().await;
     let core = traced(&url, "1").start().await;
     core.create("demo", json!({"total": 10})).await;
@@ -226,10 +269,10 @@ async fn a_confirmation_is_followed_to_its_row_and_who_wants_none_has_none() {
         collector.span(&trace_id(7), "claimgate-core", "POST /internal/v1/claims/{claim_id}/confirm").await;
     let stored = collector.span(&trace_id(7), "claimgate-core", "store claims").await;
     assert_eq!(stored.parent, confirmed.id);
-    // With a share of 1, calls without a context are traced; the one that said no is not.
+    // With a ratio of 1, calls without a context are traced, but not the claim that opted out.
     collector
         .span(
-            &own_trace(&collector, "POST /admin/v1/campaigns").await,
+            &trace_starting_with(&collector, "POST /admin/v1/campaigns").await,
             "claimgate-core",
             "POST /admin/v1/campaigns",
         )
@@ -237,8 +280,8 @@ async fn a_confirmation_is_followed_to_its_row_and_who_wants_none_has_none() {
     assert!(collector.spans().iter().all(|span| span.trace != TRACE), "{:#?}", collector.spans());
 }
 
-/// The trace that began with a span of this name.
-async fn own_trace(collector: &Collector, name: &str) -> String {
+/// Waits for a root span with this name, and returns its trace id.
+async fn trace_starting_with(collector: &Collector, name: &str) -> String {
     eventually(SOON, || async {
         let spans = collector.spans();
         let found = spans.iter().find(|span| span.name == name && span.parent.trim_matches('0').is_empty());
@@ -248,8 +291,8 @@ async fn own_trace(collector: &Collector, name: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_collector_that_is_away_or_hangs_holds_up_no_claim_and_no_stop() {
-    // Connections are accepted, and no request is answered.
+async fn claims_and_shutdown_do_not_wait_for_a_trace_collector() {
+    // This listener accepts connections but never answers.
     let hangs = TcpListener::bind(free_address()).await.unwrap();
     for collector in [free_address(), hangs.local_addr().unwrap()] {
         let mut core = traced(&format!("http://{collector}"), "1").start().await;

@@ -1,4 +1,5 @@
-//! `scripts/dev.sh`, which is behind `make up`, `make up-workerd` and `make up-cluster`, with what was built before.
+//! Runs `scripts/dev.sh`, the script behind `make up`, `make up-workerd` and `make up-cluster`, with existing
+//! builds.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -16,14 +17,14 @@ use support::wait::holds;
 use support::{RedisView, Reply, SOON, binary, claim_body, eventually};
 use tempfile::TempDir;
 
-use crate::command_line::{Said, run};
+use crate::command_line::{CommandOutput, run};
 
-/// Between two tries at the edge, which limits how often one address may ask.
+/// Pause between two tries, because of the edge's rate limit per address.
 const PAUSE: Duration = Duration::from_millis(300);
 
-/// The script at work.
+/// A running script and its installation.
 pub struct Up {
-    /// The script's.
+    /// Process of the script.
     pub process: Process,
     directory: TempDir,
     listen: String,
@@ -33,11 +34,11 @@ pub struct Up {
 }
 
 impl Up {
-    /// Starts it with these arguments, and waits until it says that all is there.
+    /// Starts the script with these arguments, and waits until everything is up.
     pub async fn start(arguments: &[&str], server: &str) -> Self {
         built().await;
         let directory = tempfile::Builder::new().prefix("cgu-").tempdir().unwrap();
-        // PostgreSQL may have to be another user.
+        // PostgreSQL may run as another user.
         fs::set_permissions(directory.path(), Permissions::from_mode(0o711)).unwrap();
         fs::create_dir(directory.path().join("tmp")).unwrap();
         let [listen, admin, edge] = [(); 3].map(|()| free_address().to_string());
@@ -53,7 +54,7 @@ impl Up {
             .env("CLAIMGATE_ADMIN_LISTEN", &admin)
             .env("CLAIMGATE_EDGE_LISTEN", &edge)
             .env("TMPDIR", directory.path().join("tmp"))
-            // As a shell starts it: what a terminal sends goes to the group.
+            // Use a process group as a shell does, because a terminal sends signals to the group.
             .process_group(0)
             .stdin(Stdio::null())
             .stdout(output.try_clone().unwrap())
@@ -61,27 +62,27 @@ impl Up {
         let process = Process::start(script);
         let mut up = Self { process, directory, listen, admin, edge, client: client() };
         eventually(EDGE_READY, || {
-            assert!(up.process.ended().is_none(), "{}", up.said());
-            let said = up.said();
-            async move { holds(said.contains("Ctrl-C stops it all"), || said) }
+            assert!(up.process.ended().is_none(), "{}", up.printed());
+            let printed = up.printed();
+            async move { holds(printed.contains("Ctrl-C stops everything"), || printed) }
         })
         .await;
         up
     }
 
-    /// All that it has printed.
-    pub fn said(&self) -> String {
+    /// Returns the output so far.
+    pub fn printed(&self) -> String {
         fs::read_to_string(self.directory.path().join("output")).unwrap()
     }
 
-    /// The words that it has printed right behind each `label`.
-    pub fn told(&self, label: &str) -> Vec<String> {
-        let said = self.said();
-        let words = said.split(label).skip(1).filter_map(|rest| rest.split_whitespace().next());
+    /// Returns the word after each `label` in the output.
+    pub fn words_after(&self, label: &str) -> Vec<String> {
+        let printed = self.printed();
+        let words = printed.split(label).skip(1).filter_map(|rest| rest.split_whitespace().next());
         words.map(|word| word.trim_end_matches([',', '.']).to_owned()).collect()
     }
 
-    /// The process of the core that was started first.
+    /// Returns the process id of the first core.
     pub fn first_core(&self) -> u32 {
         let data = format!("CLAIMGATE_DATA_DIR={}", self.directory.path().join("data").display());
         let claimgate = fs::canonicalize(binary::claimgate()).unwrap();
@@ -89,7 +90,7 @@ impl Up {
             let of = |what: &str| fs::read(format!("/proc/{pid}/{what}")).unwrap_or_default();
             let has =
                 |bytes: &[u8], word: &str| bytes.split(|byte| *byte == 0).any(|is| is == word.as_bytes());
-            // workerd's has the same variable.
+            // workerd has the same variable.
             let is_claimgate = fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == claimgate);
             is_claimgate && has(&of("environ"), &data)
         };
@@ -98,7 +99,7 @@ impl Up {
         cores[0]
     }
 
-    /// All that it has started, and what those have.
+    /// Returns the script's process and all its descendants.
     pub fn processes(&self) -> Vec<u32> {
         let mut found = vec![self.process.pid()];
         for at in 0.. {
@@ -108,14 +109,14 @@ impl Up {
         found
     }
 
-    /// What lies in its directory for temporary files.
+    /// Returns the script's temporary files.
     pub fn temporary(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(self.directory.path().join("tmp")).unwrap();
         let paths = entries.map(|entry| entry.unwrap().path());
         paths.filter(|path| path.to_string_lossy().contains("claimgate.")).collect()
     }
 
-    /// A claim on the demo campaign as the page makes it, token and all.
+    /// Makes a claim on the demo campaign as the page does, including the token.
     async fn claim(&self, user: &str) -> Reply {
         let url = |path: &str| format!("http://{}{path}", self.edge);
         let token = self.client.call(Method::POST, &url("/demo/token"), "", &json!({"user_id": user})).await;
@@ -127,7 +128,7 @@ impl Up {
         self.client.send(claim).await.unwrap()
     }
 
-    /// The same claim, asked for at the core at `url`.
+    /// Makes the same claim at the core at `url`.
     pub async fn claim_at(&self, url: &str, user: &str) -> Reply {
         let token = fs::read_to_string(self.directory.path().join("data/admin.token")).unwrap();
         let (url, body) = (format!("{url}/internal/v1/claims"), claim_body("demo", user, "k", 1));
@@ -135,7 +136,7 @@ impl Up {
     }
 
     /// Waits until a claim of `user` is answered with one of these statuses.
-    pub async fn claims(&self, user: &str, statuses: &[u16]) -> Value {
+    pub async fn until_claim(&self, user: &str, statuses: &[u16]) -> Value {
         eventually(3 * SOON, || async {
             let reply = self.claim(user).await;
             if statuses.contains(&reply.status) {
@@ -147,8 +148,8 @@ impl Up {
         .await
     }
 
-    /// Waits until the node at `port` knows three primaries and three replicas, none of which has failed.
-    pub async fn six_nodes(&self, port: &str) {
+    /// Waits until the node at `port` reports three healthy primaries and three healthy replicas.
+    pub async fn until_six_nodes(&self, port: &str) {
         eventually(2 * SOON, || async {
             let node = RedisView::connect(&format!("redis://127.0.0.1:{port}")).await?;
             let nodes: String = node.try_query(&["CLUSTER", "NODES"]).await?;
@@ -159,8 +160,8 @@ impl Up {
         .await;
     }
 
-    /// Drills it through its edge, from its own machine.
-    pub async fn drill(&self, arguments: &[&str]) -> Said {
+    /// Runs a drill through the edge.
+    pub async fn drill(&self, arguments: &[&str]) -> CommandOutput {
         let (url, data) = (format!("http://{}", self.edge), self.directory.path().join("data"));
         let environment = [
             ("CLAIMGATE_LISTEN", self.listen.as_str()),

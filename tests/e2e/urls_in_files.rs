@@ -1,9 +1,10 @@
-//! URLs with passwords come as files too, as secrets do.
+//! URLs with passwords can be read from files, like secrets.
 
 use std::fs;
 use std::process::Stdio;
 
 use serde_json::json;
+use support::available::available;
 use support::core_process::CoreOptions;
 use support::postgres::Postgres;
 use support::process::{Process, command};
@@ -13,16 +14,9 @@ use support::{RedisServer, SOON, Sql, binary, only_on};
 const VARIABLES: [&str; 2] = ["CLAIMGATE_REDIS_URL_FILE", "CLAIMGATE_DATABASE_URL_FILE"];
 
 #[tokio::test]
-async fn a_core_takes_both_urls_from_files() {
-    only_on!(OWN, "it brings its own servers");
-    let postgres = match Postgres::start().await {
-        Ok(postgres) => postgres,
-        Err(why) => {
-            eprintln!("SKIPPED URLs in files: {why}");
-            assert!(std::env::var_os("CI").is_none(), "skipped: {why}");
-            return;
-        }
-    };
+async fn core_reads_both_urls_from_files() {
+    only_on!(OWN, "it starts its own servers");
+    let Some(postgres) = available("URLs in files", Postgres::start().await) else { return };
     let redis = RedisServer::start().await;
     let directory = tempfile::tempdir().unwrap();
     let database = postgres.database("claimgate").await;
@@ -40,7 +34,7 @@ async fn a_core_takes_both_urls_from_files() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_not_there_or_a_url_given_twice_is_named() {
+async fn a_missing_file_or_a_duplicate_url_is_named() {
     let directory = tempfile::tempdir().unwrap();
     let url = directory.path().join("url");
     fs::write(&url, "postgres://nowhere/").unwrap();
@@ -50,15 +44,15 @@ async fn a_file_that_is_not_there_or_a_url_given_twice_is_named() {
         (vec![("CLAIMGATE_REDIS_URL_FILE", url)], "CLAIMGATE_REDIS_URL: "),
         (
             vec![("CLAIMGATE_DATABASE_URL_FILE", url), ("CLAIMGATE_DATABASE_URL", "postgres://a/")],
-            "CLAIMGATE_DATABASE_URL: is given twice",
+            "CLAIMGATE_DATABASE_URL: is set twice",
         ),
-        // Else a secret that was changed in the file would go on as it was.
+        // Otherwise a change of the file would have no effect.
         (
             vec![
                 ("CLAIMGATE_API_TOKENS_FILE", url),
                 ("CLAIMGATE_API_TOKENS", "shop:one-that-is-long-enough-for-a-token"),
             ],
-            "CLAIMGATE_API_TOKENS: is given twice",
+            "CLAIMGATE_API_TOKENS: is set twice",
         ),
     ] {
         let log = directory.path().join("log");
@@ -66,8 +60,8 @@ async fn a_file_that_is_not_there_or_a_url_given_twice_is_named() {
         serve.arg("serve").env("CLAIMGATE_DATA_DIR", directory.path().join("data")).envs(set);
         serve.stderr(Stdio::from(fs::File::create(&log).unwrap()));
         let status = Process::start(serve).wait(SOON).await;
-        let said = fs::read_to_string(&log).unwrap();
-        assert_eq!(status.code(), Some(2), "{said}");
-        assert!(said.contains(part) && said.lines().count() == 1, "{said}");
+        let output = fs::read_to_string(&log).unwrap();
+        assert_eq!(status.code(), Some(2), "{output}");
+        assert!(output.contains(part) && output.lines().count() == 1, "{output}");
     }
 }

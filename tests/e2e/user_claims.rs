@@ -1,4 +1,4 @@
-//! What one user has of a campaign: claims, newest first, and what is left.
+//! One user's claims in a campaign, newest first, and the user's allowance.
 
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -12,11 +12,11 @@ fn path(campaign: &str, user: &str) -> String {
     format!("/internal/v1/campaigns/{campaign}/users/{user}")
 }
 
-async fn look(core: &Core, user: &str) -> Value {
+async fn user_page(core: &Core, user: &str) -> Value {
     core.get(&path("demo", user)).await.expect(200).json()
 }
 
-/// The keys' claim ids, as the contract derives them.
+/// Returns the claim ids of these keys, as the contract derives them.
 fn ids(user: &str, keys: &[&str]) -> Vec<String> {
     keys.iter().map(|key| claim_id("demo", user, key)).collect()
 }
@@ -27,19 +27,23 @@ fn listed(page: &Value) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn claims_are_listed_newest_first_with_what_is_left() {
+async fn claims_are_listed_newest_first_with_the_allowance() {
     let core = Core::start().await;
     let mut body =
         campaign("demo", json!({"total": 100, "per_user": 7, "per_user_per_day": 5, "per_claim": 2}));
     body["time_zone"] = json!("Asia/Shanghai");
     core.create_with(body).await;
-    let nothing = look(&core, "alice").await;
+    let nothing = user_page(&core, "alice").await;
     assert_eq!((&nothing["items"], &nothing["next_cursor"]), (&json!([]), &json!(null)));
     let first = core.claim_units("demo", "alice", "a", 2).await.expect(201).json();
     core.claim("demo", "bob", "a").await.expect(201);
     let second = core.claim("demo", "alice", "b").await.expect(201).json();
-    let page = look(&core, "alice").await;
-    assert_eq!(page["items"], json!([second["claim"], first["claim"]]), "as the claim's own answer told");
+    let page = user_page(&core, "alice").await;
+    assert_eq!(
+        page["items"],
+        json!([second["claim"], first["claim"]]),
+        "the same claims as in the answers to the claims"
+    );
     let allowance = &page["allowance"];
     let resets_at = ms(allowance["resets_at"].as_str().unwrap());
     assert_eq!(
@@ -49,11 +53,11 @@ async fn claims_are_listed_newest_first_with_what_is_left() {
     let until_reset = resets_at - now_ms();
     assert!((0..=24 * 3_600_000).contains(&until_reset), "{until_reset}");
     assert_eq!(resets_at % (24 * 3_600_000), 16 * 3_600_000, "midnight in Shanghai");
-    // What a refusal says of the user is what the look-up says.
+    // The lookup and the denial agree on the user's allowance.
     let refused = core.claim_units("demo", "alice", "c", 2).await.expect(201);
     drop(refused);
     let refused = core.claim("demo", "alice", "d").await.refused(409, "user_daily_limit_reached").json();
-    let left = look(&core, "alice").await["allowance"].clone();
+    let left = user_page(&core, "alice").await["allowance"].clone();
     assert_eq!(
         (&left["per_user_per_day"], &left["resets_at"]),
         (&refused["remaining"], &refused["resets_at"])
@@ -61,18 +65,18 @@ async fn claims_are_listed_newest_first_with_what_is_left() {
 }
 
 #[tokio::test]
-async fn what_is_unlimited_is_null() {
+async fn unlimited_is_shown_as_null() {
     let core = Core::start().await;
     core.create("demo", json!({})).await;
     core.claim("demo", "alice", "a").await.expect(201);
     assert_eq!(
-        look(&core, "alice").await["allowance"],
+        user_page(&core, "alice").await["allowance"],
         json!({"per_claim": null, "per_user_per_day": null, "resets_at": null, "per_user": null, "total": null})
     );
 }
 
 #[tokio::test]
-async fn a_claim_is_listed_as_it_stands_and_what_it_gave_back_is_left() {
+async fn claims_show_their_status_and_returned_units_are_available() {
     let core = Core::start().await;
     let mut body = campaign("demo", json!({"total": 10, "per_user": 3, "per_user_per_day": 3}));
     body["hold_seconds"] = json!(3600);
@@ -82,10 +86,9 @@ async fn a_claim_is_listed_as_it_stands_and_what_it_gave_back_is_left() {
     }
     let [confirmed, returned] = ["a", "b"].map(|key| claim_id("demo", "alice", key));
     for (id, verb) in [(&confirmed, "confirm"), (&returned, "return")] {
-        let url = core.url(&format!("/internal/v1/claims/{id}/{verb}"));
-        core.client().call(Method::POST, &url, API_TOKEN, &Value::Null).await.expect(200);
+        core.transition(id, verb).await.expect(200);
     }
-    let page = look(&core, "alice").await;
+    let page = user_page(&core, "alice").await;
     let statuses: Vec<_> = page["items"].as_array().unwrap().iter().map(|item| &item["status"]).collect();
     assert_eq!(statuses, ["held", "returned", "granted"]);
     let left = &page["allowance"];
@@ -93,27 +96,27 @@ async fn a_claim_is_listed_as_it_stands_and_what_it_gave_back_is_left() {
         (&left["per_user"], &left["per_user_per_day"], &left["total"]),
         (&json!(1), &json!(1), &json!(8))
     );
-    // Whatever the campaign's state has become.
+    // The page is the same in other states of the campaign.
     for (verb, total) in [("pause", 8), ("end", 8)] {
         core.set_admin_state("demo", verb).await.expect(200);
-        let page = look(&core, "alice").await;
+        let page = user_page(&core, "alice").await;
         assert_eq!(listed(&page), ids("alice", &["c", "b", "a"]), "{verb}");
         assert_eq!(page["allowance"]["total"], total);
     }
 }
 
 #[tokio::test]
-async fn a_limit_below_what_is_taken_leaves_nothing() {
+async fn a_limit_below_the_units_taken_leaves_zero() {
     let core = Core::start().await;
     core.create("demo", json!({"total": 10, "per_user": 5})).await;
     core.claim_units("demo", "alice", "a", 4).await.expect(201);
     core.patch("demo", json!({"limits": {"total": 3, "per_user": 2, "per_claim": 6}})).await.expect(200);
-    let left = look(&core, "alice").await["allowance"].clone();
+    let left = user_page(&core, "alice").await["allowance"].clone();
     assert_eq!((&left["total"], &left["per_user"], &left["per_claim"]), (&json!(0), &json!(0), &json!(6)));
 }
 
 #[tokio::test]
-async fn a_user_of_many_claims_has_pages() {
+async fn many_claims_are_listed_in_pages() {
     let core = Core::start().await;
     core.create("demo", json!({"per_user": 100})).await;
     let keys: Vec<String> = (0..30).map(|at| format!("k{at}")).collect();
@@ -123,14 +126,14 @@ async fn a_user_of_many_claims_has_pages() {
     }
     let newest_first: Vec<&str> = keys.iter().rev().map(String::as_str).collect();
     let expected = ids("alice", &newest_first);
-    assert_eq!(listed(&look(&core, "alice").await), expected);
+    assert_eq!(listed(&user_page(&core, "alice").await), expected);
     for limit in [1, 7, 8, 29, 30, 31] {
         let (mut seen, mut cursor) = (Vec::new(), String::new());
         loop {
             let page = core.get(&format!("{}?limit={limit}{cursor}", path("demo", "alice"))).await;
             let page = page.expect(200).json();
             assert!(listed(&page).len() <= limit);
-            assert_eq!(page["allowance"]["per_user"], 70, "every page tells what is left");
+            assert_eq!(page["allowance"]["per_user"], 70, "every page has the allowance");
             seen.extend(listed(&page));
             match page["next_cursor"].as_str() {
                 Some(next) => cursor = format!("&cursor={next}"),
@@ -142,7 +145,7 @@ async fn a_user_of_many_claims_has_pages() {
 }
 
 #[tokio::test]
-async fn bad_queries_name_what_is_wrong() {
+async fn a_bad_query_names_the_wrong_parameter() {
     let core = Core::start().await;
     core.create("demo", json!({})).await;
     for (query, field) in [
@@ -164,7 +167,7 @@ async fn bad_queries_name_what_is_wrong() {
 }
 
 #[tokio::test]
-async fn the_edge_may_look_for_its_own_user_alone() {
+async fn the_edge_may_read_only_its_own_user() {
     let core = Core::start().await;
     core.create("demo", json!({})).await;
     core.claim("demo", "alice", "a").await.expect(201);

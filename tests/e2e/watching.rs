@@ -1,10 +1,11 @@
-//! What watches over core: metrics, the description of the API, health checks. None of them needs a token.
+//! Monitoring of core: metrics, the OpenAPI document and health checks, which need no token.
 
 use std::fs;
 use std::path::Path;
 
 use reqwest::Method;
 use serde_json::{Value, json};
+use support::core_client::API_TOKEN;
 use support::process::Signal;
 use support::topology::Topology;
 use support::wait::holds;
@@ -13,7 +14,7 @@ use support::{Core, CoreOptions, SOON, eventually};
 const CAMPAIGNS: &str = "/admin/v1/campaigns";
 
 #[tokio::test]
-async fn metrics_tell_results_and_never_users() {
+async fn metrics_show_results_but_never_users() {
     let core = Core::start().await;
     core.create("demo", json!({"total": 1})).await;
     core.claim("demo", "metric-user", "metric-key").await.expect(201);
@@ -39,17 +40,17 @@ async fn metrics_tell_results_and_never_users() {
     ] {
         assert!(text.contains(wanted), "no {wanted} in:\n{text}");
     }
-    if Topology::asked() == Topology::Own {
+    if Topology::from_env() == Topology::Own {
         assert!(text.contains("claimgate_redis_starts_total 1"), "{text}");
     }
     for hidden in ["metric-user", "metric-other", "metric-key", core.admin_token().as_str()] {
-        assert!(!text.contains(hidden), "{hidden} stands in /metrics");
+        assert!(!text.contains(hidden), "{hidden} is in /metrics");
     }
     assert!(text.lines().filter(|line| line.starts_with("# TYPE")).count() > 5);
 }
 
 #[tokio::test]
-async fn the_description_names_every_call() {
+async fn the_served_openapi_document_is_complete() {
     let core = Core::start().await;
     let url = core.admin_url("/openapi.json");
     let reply = core.client().call(Method::GET, &url, "", &Value::Null).await.expect(200);
@@ -87,27 +88,39 @@ async fn the_description_names_every_call() {
     let text = document.to_string();
     for part in text.split("\"$ref\":\"#").skip(1) {
         let pointer = part.split('"').next().unwrap();
-        assert!(document.pointer(pointer).is_some(), "{pointer} leads nowhere");
+        assert!(document.pointer(pointer).is_some(), "{pointer} does not exist");
     }
 }
 
 #[tokio::test]
-async fn both_listeners_tell_how_core_is() {
+async fn both_listeners_report_the_health_of_core() {
     let core = Core::start().await;
     let redis = core.data_dir().canonicalize().unwrap().join("redis.sock");
     let own = json!([{"address": redis, "state": "up"}]);
-    for base in [core.url(""), core.admin_url("")] {
+    let internal = core.url("");
+    for token in ["", "a-token-that-no-caller-has-been-given"] {
+        let reply =
+            core.client().call(Method::GET, &core.url("/readyz"), token, &Value::Null).await.expect(200);
+        let members: Vec<_> = reply.json().as_object().unwrap().keys().cloned().collect();
+        assert_eq!(
+            members,
+            ["redis", "sql"],
+            "unauthenticated callers must not see addresses: {}",
+            reply.text()
+        );
+    }
+    for (base, token) in [(internal, API_TOKEN), (core.admin_url(""), "")] {
         let alive = core.client().call(Method::GET, &format!("{base}/livez"), "", &Value::Null).await;
         assert_eq!(alive.status, 200, "{base}");
         eventually(SOON, || async {
-            let reply = core.client().call(Method::GET, &format!("{base}/readyz"), "", &Value::Null).await;
-            // SQL has its turn a little later than Redis.
+            let reply = core.client().call(Method::GET, &format!("{base}/readyz"), token, &Value::Null).await;
+            // SQL is checked a little later than Redis.
             let up = reply.status == 200 && ["redis", "sql"].iter().all(|part| reply.json()[part] == "up");
             let nodes = reply.json()["redis_nodes"].clone();
             let all_up = nodes
                 .as_array()
                 .is_some_and(|nodes| !nodes.is_empty() && nodes.iter().all(|node| node["state"] == "up"));
-            let as_they_are = Topology::asked() != Topology::Own || nodes == own;
+            let as_they_are = Topology::from_env() != Topology::Own || nodes == own;
             holds(up && all_up && as_they_are, || reply.text())
         })
         .await;
@@ -115,7 +128,7 @@ async fn both_listeners_tell_how_core_is() {
 }
 
 #[tokio::test]
-async fn a_core_that_is_told_to_stop_is_not_ready_and_goes_on_until_it_is_drained() {
+async fn a_stopping_core_is_not_ready_but_serves_until_drained() {
     let mut core = CoreOptions::default().with("CLAIMGATE_DRAIN_S", "300").start().await;
     core.create("demo", json!({"total": 5})).await;
     let stays = core.claim("demo", "before", "k").await.expect(201);
@@ -129,9 +142,13 @@ async fn a_core_that_is_told_to_stop_is_not_ready_and_goes_on_until_it_is_draine
         .await;
     }
     let goes = core.claim("demo", "during", "k").await.expect(201);
-    assert_eq!(goes.header("connection"), "close", "the next one must not meet the end of this connection");
+    assert_eq!(
+        goes.header("connection"),
+        "close",
+        "the connection is closed, so that the next call opens a new one"
+    );
     let view = core.get("/internal/v1/campaigns/demo").await.expect(200);
     assert_eq!(view.header("connection"), "close");
-    // Asked once more it waits no longer.
+    // A second signal ends the drain.
     core.stop().await;
 }

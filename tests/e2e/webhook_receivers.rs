@@ -1,4 +1,4 @@
-//! The receivers that docs/webhooks.md shows, run as they stand there, before a real core.
+//! Runs the receivers shown in docs/webhooks.md unchanged, with a real core.
 
 use std::fs;
 use std::path::Path;
@@ -22,7 +22,7 @@ fn program(name: &str) -> std::path::PathBuf {
         .expect("on PATH")
 }
 
-async fn takes_what_is_signed_and_nothing_else(program: &Path, file: &str, source: String) {
+async fn assert_verifies_signatures(program: &Path, file: &str, source: String) {
     let directory = tempfile::tempdir().unwrap();
     let script = directory.path().join(file);
     fs::write(&script, source).unwrap();
@@ -48,40 +48,31 @@ async fn takes_what_is_signed_and_nothing_else(program: &Path, file: &str, sourc
         let path = format!("/admin/v1/webhooks/{}/test", webhook["id"].as_str().unwrap());
         core.admin(Method::POST, &path, &Value::Null).await.expect(200).json()
     };
-    let said = || fs::read_to_string(&output).unwrap();
+    let printed = || fs::read_to_string(&output).unwrap();
     eventually(SOON, || async {
         let tested = test(&made).await;
-        holds(tested["delivered"] == true, || format!("{tested} {}", said()))
+        holds(tested["delivered"] == true, || format!("{tested} {}", printed()))
     })
     .await;
     core.claim("demo", "alice", "k").await.expect(201);
-    eventually(SOON, || async { holds(said().contains("claim.granted demo.alice."), said) }).await;
-    // Signed with another webhook's secret.
+    eventually(SOON, || async { holds(printed().contains("claim.granted demo.alice."), printed) }).await;
+    // An event signed with another webhook's secret is rejected.
     let other = core.admin(Method::POST, "/admin/v1/webhooks", &body).await.expect(201).json();
     assert_eq!(test(&other).await, json!({"delivered": false, "error": "status 401"}));
 }
 
 #[tokio::test]
-async fn in_javascript() {
-    takes_what_is_signed_and_nothing_else(
-        &program("node"),
-        "receiver.mjs",
-        example(DOCUMENT, "import { createHmac"),
-    )
-    .await;
+async fn the_javascript_receiver_verifies_signatures() {
+    assert_verifies_signatures(&program("node"), "receiver.mjs", example(DOCUMENT, "import { createHmac"))
+        .await;
 }
 
 #[tokio::test]
-async fn in_python() {
-    takes_what_is_signed_and_nothing_else(
-        &program("python3"),
-        "receiver.py",
-        example(DOCUMENT, "import base64"),
-    )
-    .await;
+async fn the_python_receiver_verifies_signatures() {
+    assert_verifies_signatures(&program("python3"), "receiver.py", example(DOCUMENT, "import base64")).await;
 }
 
-// As the document has it; the test below compares them.
+// Copied from the document; the test below compares both.
 #[rustfmt::skip]
 fn claim_of(secret: &str, headers: &http::HeaderMap, body: &[u8]) -> Option<serde_json::Value> {
     let webhook = standardwebhooks::Webhook::new(secret).ok()?;
@@ -91,10 +82,10 @@ fn claim_of(secret: &str, headers: &http::HeaderMap, body: &[u8]) -> Option<serd
 }
 
 #[tokio::test]
-async fn in_rust() {
+async fn the_rust_receiver_verifies_signatures() {
     assert!(
         include_str!("webhook_receivers.rs").contains(&example(DOCUMENT, "fn claim_of(secret")),
-        "the document has another one"
+        "the document differs"
     );
     let secret = "whsec_bXkgc2VjcmV0IGlzIGxvbmcgZW5vdWdoIQ==";
     let body = br#"{"type":"claim.granted","data":{"claim":{"id":"demo.alice.x"}}}"#;

@@ -1,4 +1,5 @@
-//! Webhooks: signed, retried, in order per claim, to listed hosts alone; one receiver's trouble is no other's.
+//! Webhook events are signed, retried and delivered in order per claim. Webhooks call only listed hosts and
+//! do not affect each other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -14,8 +15,9 @@ use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use reqwest::Method;
 use serde_json::{Value, json};
+use support::available::available;
 use support::certificates::Certificates;
-use support::core_client::API_TOKEN;
+use support::claim_body;
 use support::core_client::campaign;
 use support::process::free_address;
 use support::wait::holds;
@@ -25,27 +27,27 @@ use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
 
-use crate::command_line::ask;
+use crate::command_line::run_against;
 use crate::on_postgres::on_postgres;
 
-/// What a receiver does with an event: of this body, which comes for the so-manieth time, from 1.
-type Manners = Arc<Mutex<Box<dyn FnMut(&Value, usize) -> Response + Send>>>;
+/// Returns the answer of a receiver, given the event's body and the number of the try, from 1.
+type Behavior = Arc<Mutex<Box<dyn FnMut(&Value, usize) -> Response + Send>>>;
 
-/// An event as it came.
+/// An event as received.
 #[derive(Debug, Clone)]
-struct Came {
+struct ReceivedEvent {
     id: String,
     headers: HeaderMap,
     body: String,
 }
 
-impl Came {
+impl ReceivedEvent {
     fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap()
     }
 
-    /// User and status of the claim that it tells of.
-    fn told(&self) -> String {
+    /// Returns the user and status of the event's claim.
+    fn summary(&self) -> String {
         let claim = &self.json()["data"]["claim"];
         format!("{} {}", claim["user_id"].as_str().unwrap(), claim["status"].as_str().unwrap())
     }
@@ -55,74 +57,74 @@ impl Came {
     }
 }
 
-/// A receiver that takes everything, unless told otherwise.
+/// A receiver that accepts every event by default.
 #[derive(Clone)]
 struct Receiver {
     url: String,
-    came: Arc<Mutex<Vec<Came>>>,
-    manners: Manners,
-    /// Lets an answer of status 100 go, as 200.
-    let_go: Arc<Notify>,
+    received: Arc<Mutex<Vec<ReceivedEvent>>>,
+    behavior: Behavior,
+    /// Releases an answer held back by status 100, as 200.
+    release: Arc<Notify>,
 }
 
 impl Receiver {
     async fn start() -> Self {
-        let receiver = Self::at(&format!("http://{}", free_address()));
-        let address = receiver.url.trim_start_matches("http://").trim_end_matches("/hook").to_owned();
-        let listener = TcpListener::bind(address).await.unwrap();
+        let listener = TcpListener::bind((free_address().ip(), 0)).await.unwrap();
+        let receiver = Self::at(&format!("http://{}", listener.local_addr().unwrap()));
         let routes = receiver.routes();
         tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
         receiver
     }
 
     fn at(origin: &str) -> Self {
-        let manners: Manners = Arc::new(Mutex::new(Box::new(|_, _| StatusCode::NO_CONTENT.into_response())));
-        Self { url: format!("{origin}/hook"), came: Arc::default(), manners, let_go: Arc::default() }
+        let behavior: Behavior =
+            Arc::new(Mutex::new(Box::new(|_, _| StatusCode::NO_CONTENT.into_response())));
+        Self { url: format!("{origin}/hook"), received: Arc::default(), behavior, release: Arc::default() }
     }
 
     fn routes(&self) -> Router {
         Router::new().route("/hook", post(take)).with_state(self.clone())
     }
 
-    /// As `CLAIMGATE_WEBHOOK_HOSTS` lists it.
+    /// Returns the receiver's entry for `CLAIMGATE_WEBHOOK_HOSTS`.
     fn host(&self) -> &str {
         self.url.trim_end_matches("/hook").trim_start_matches("https://")
     }
 
-    fn behaves(&self, manners: impl FnMut(&Value, usize) -> Response + Send + 'static) {
-        *self.manners.lock().unwrap() = Box::new(manners);
+    fn respond_with(&self, behavior: impl FnMut(&Value, usize) -> Response + Send + 'static) {
+        *self.behavior.lock().unwrap() = Box::new(behavior);
     }
 
-    fn came(&self) -> Vec<Came> {
-        self.came.lock().unwrap().clone()
+    fn received(&self) -> Vec<ReceivedEvent> {
+        self.received.lock().unwrap().clone()
     }
 
-    /// What it was told of claims, once there are `count` events.
-    async fn told(&self, count: usize) -> Vec<String> {
+    /// Waits for `count` events and returns the user and status of each.
+    async fn until_received(&self, count: usize) -> Vec<String> {
         eventually(2 * SOON, || async {
-            let came = self.came();
-            holds(came.len() >= count, || format!("{} of {count} events: {came:#?}", came.len()))
+            let received = self.received();
+            holds(received.len() >= count, || format!("{} of {count} events: {received:#?}", received.len()))
         })
         .await;
-        self.came().iter().map(Came::told).collect()
+        self.received().iter().map(ReceivedEvent::summary).collect()
     }
 }
 
 async fn take(State(receiver): State<Receiver>, headers: HeaderMap, body: Bytes) -> Response {
-    let came = Came {
+    let event = ReceivedEvent {
         id: headers["webhook-id"].to_str().unwrap().to_owned(),
         headers,
         body: String::from_utf8(body.to_vec()).unwrap(),
     };
     let times = {
-        let mut all = receiver.came.lock().unwrap();
-        all.push(came.clone());
-        all.iter().filter(|one| one.id == came.id).count()
+        let mut all = receiver.received.lock().unwrap();
+        all.push(event.clone());
+        all.iter().filter(|one| one.id == event.id).count()
     };
-    let response = receiver.manners.lock().unwrap()(&came.json(), times);
+    let response = receiver.behavior.lock().unwrap()(&event.json(), times);
     if response.status() == StatusCode::CONTINUE {
-        // It never answers, unless the test lets it.
-        receiver.let_go.notified().await;
+        // No answer until the test releases it.
+        receiver.release.notified().await;
         return status(200);
     }
     response
@@ -132,7 +134,7 @@ fn status(code: u16) -> Response {
     StatusCode::from_u16(code).unwrap().into_response()
 }
 
-fn listing(receivers: &[&Receiver]) -> CoreOptions {
+fn options_for(receivers: &[&Receiver]) -> CoreOptions {
     let hosts: Vec<_> = receivers.iter().map(|receiver| receiver.host()).collect();
     CoreOptions::default().with("CLAIMGATE_WEBHOOK_HOSTS", hosts.join(","))
 }
@@ -141,31 +143,30 @@ async fn create(core: &Core, body: Value) -> Reply {
     core.admin(Method::POST, "/admin/v1/webhooks", &body).await
 }
 
-/// Makes a webhook; its id and secret.
+/// Creates a webhook, and returns its id and secret.
 async fn webhook(core: &Core, receiver: &Receiver) -> (String, String) {
     let made = create(core, json!({"url": receiver.url})).await.expect(201).json();
     let text = |name: &str| made[name].as_str().unwrap_or_else(|| panic!("{made}")).to_owned();
     (text("id"), text("secret"))
 }
 
-async fn of(core: &Core, id: &str) -> Value {
+async fn get_webhook(core: &Core, id: &str) -> Value {
     core.admin_get(&format!("/admin/v1/webhooks/{id}")).await.expect(200).json()
 }
 
 async fn until(core: &Core, id: &str, what: impl Fn(&Value) -> bool) -> Value {
     eventually(2 * SOON, || async {
-        let webhook = of(core, id).await;
+        let webhook = get_webhook(core, id).await;
         if what(&webhook) { Ok(webhook) } else { Err(webhook.to_string()) }
     })
     .await
 }
 
 async fn transition(core: &Core, id: &Value, verb: &str) {
-    let url = core.url(&format!("/internal/v1/claims/{}/{verb}", id.as_str().unwrap()));
-    core.client().call(Method::POST, &url, API_TOKEN, &Value::Null).await.expect(200);
+    core.transition(id.as_str().unwrap(), verb).await.expect(200);
 }
 
-async fn each_change_is_told_signed(core: Core, sql: Sql, receiver: &Receiver) {
+async fn each_change_is_sent_signed(core: Core, sql: Sql, receiver: &Receiver) {
     let mut body = campaign("demo", json!({"total": 10}));
     body["hold_seconds"] = json!(3600);
     core.create_with(body).await;
@@ -175,27 +176,34 @@ async fn each_change_is_told_signed(core: Core, sql: Sql, receiver: &Receiver) {
     let (id, secret) = webhook(&core, receiver).await;
     let made = create(&core, json!({"url": receiver.url, "campaign_id": "other"})).await.expect(201).json();
     let claim = core.claim("demo", "ann", "k").await.expect(201).json()["claim"].clone();
-    assert_eq!(receiver.told(1).await, ["ann held"], "nothing of before it was made");
+    assert_eq!(receiver.until_received(1).await, ["ann held"], "claims made before the webhook are not sent");
     transition(&core, &claim["id"], "confirm").await;
-    assert_eq!(receiver.told(2).await[1], "ann granted");
+    assert_eq!(receiver.until_received(2).await[1], "ann granted");
     transition(&core, &claim["id"], "return").await;
-    assert_eq!(receiver.told(3).await[2], "ann returned");
+    assert_eq!(receiver.until_received(3).await[2], "ann returned");
     core.claim("other", "bob", "k").await.expect(201);
-    assert_eq!(receiver.told(5).await[3..], ["bob granted", "bob granted"], "both webhooks are told of it");
+    assert_eq!(
+        receiver.until_received(5).await[3..],
+        ["bob granted", "bob granted"],
+        "both webhooks get the event"
+    );
 
-    let came = receiver.came();
-    let event = came[2].json();
+    let all = receiver.received();
+    let event = all[2].json();
     assert_eq!((&event["type"], &event["data"]["revision"]), (&json!("claim.returned"), &json!(3)));
     assert_eq!(event["data"]["claim"]["id"], claim["id"]);
     assert!(event["timestamp"].is_string(), "{event}");
-    for event in &came[..3] {
+    for event in &all[..3] {
         assert!(event.is_signed_with(&secret), "{event:?}");
-        assert!(!event.is_signed_with(made["secret"].as_str().unwrap()), "another one's secret");
+        assert!(
+            !event.is_signed_with(made["secret"].as_str().unwrap()),
+            "signed with another webhook's secret"
+        );
     }
-    let forged = Came { body: came[0].body.replace("ann", "eve"), ..came[0].clone() };
+    let forged = ReceivedEvent { body: all[0].body.replace("ann", "eve"), ..all[0].clone() };
     assert!(!forged.is_signed_with(&secret));
-    let ids: BTreeSet<_> = came.iter().map(|event| &event.id).collect();
-    assert_eq!(ids.len(), 4, "one a change");
+    let ids: BTreeSet<_> = all.iter().map(|event| &event.id).collect();
+    assert_eq!(ids.len(), 4, "one id per change");
 
     let shown = until(&core, &id, |webhook| webhook["delivered"] == 4).await;
     assert_eq!(
@@ -204,7 +212,10 @@ async fn each_change_is_told_signed(core: Core, sql: Sql, receiver: &Receiver) {
     );
     let all = core.admin_get("/admin/v1/webhooks").await.expect(200);
     assert_eq!(all.json()["items"].as_array().unwrap().len(), 2);
-    assert!(!all.text().contains("whsec_") && !core.log().contains("whsec_"), "a secret is shown once");
+    assert!(
+        !all.text().contains("whsec_") && !core.log().contains("whsec_"),
+        "a secret is shown only at its creation"
+    );
     let audit = core.admin_get("/admin/v1/audit").await.expect(200);
     assert!(!audit.text().contains("whsec_"));
     let of_it =
@@ -217,32 +228,32 @@ async fn each_change_is_told_signed(core: Core, sql: Sql, receiver: &Receiver) {
 }
 
 #[tokio::test]
-async fn each_change_is_told_signed_sqlite() {
+async fn each_change_is_sent_signed_on_sqlite() {
     let receiver = Receiver::start().await;
-    let core = listing(&[&receiver]).start().await;
+    let core = options_for(&[&receiver]).start().await;
     let sql = core.sql();
-    each_change_is_told_signed(core, sql, &receiver).await;
+    each_change_is_sent_signed(core, sql, &receiver).await;
 }
 
 #[tokio::test]
-async fn each_change_is_told_signed_postgres() {
+async fn each_change_is_sent_signed_on_postgres() {
     let receiver = Receiver::start().await;
-    if let Some((core, sql, _postgres)) = on_postgres("webhooks", listing(&[&receiver])).await {
-        each_change_is_told_signed(core, sql, &receiver).await;
+    if let Some((core, sql, _postgres)) = on_postgres("webhooks", options_for(&[&receiver])).await {
+        each_change_is_sent_signed(core, sql, &receiver).await;
     }
 }
 
 #[tokio::test]
-async fn only_listed_hosts_at_addresses_that_may_be_called_are_called() {
+async fn only_listed_hosts_at_permitted_addresses_are_called() {
     let (listed, other) = (Receiver::start().await, Receiver::start().await);
     let port = listed.url.split(':').nth(2).unwrap().trim_end_matches("/hook");
     let hosts = format!("{},http://localhost:{port},hooks.example", listed.host());
     let core = CoreOptions::default().with("CLAIMGATE_WEBHOOK_HOSTS", hosts).start().await;
     core.create("demo", json!({"total": 10})).await;
     for (url, why) in [
-        (other.url.as_str(), "not in CLAIMGATE_WEBHOOK_HOSTS"),
-        ("https://evil.example/", "not in CLAIMGATE_WEBHOOK_HOSTS"),
-        ("http://hooks.example/", "not in CLAIMGATE_WEBHOOK_HOSTS"),
+        (other.url.as_str(), "not listed in CLAIMGATE_WEBHOOK_HOSTS"),
+        ("https://evil.example/", "not listed in CLAIMGATE_WEBHOOK_HOSTS"),
+        ("http://hooks.example/", "not listed in CLAIMGATE_WEBHOOK_HOSTS"),
         (&format!("http://localhost:{port}/"), "private address"),
         ("https://user@hooks.example/", "user"),
         ("https://hooks.example/#a", "fragment"),
@@ -257,22 +268,22 @@ async fn only_listed_hosts_at_addresses_that_may_be_called_are_called() {
     create(&core, json!({"url": listed.url, "secret": "mine"})).await.refused(400, "invalid_request");
     create(&core, json!({})).await.refused(400, "invalid_request");
 
-    // A redirect is an answer that does not take the event.
+    // A redirect does not count as accepting the event.
     let elsewhere = other.url.clone();
-    listed.behaves(move |_, _| Redirect::temporary(&elsewhere).into_response());
+    listed.respond_with(move |_, _| Redirect::temporary(&elsewhere).into_response());
     let (id, _) = webhook(&core, &listed).await;
     let tested = core.admin(Method::POST, &format!("/admin/v1/webhooks/{id}/test"), &Value::Null).await;
     assert_eq!(tested.expect(200).json(), json!({"delivered": false, "error": "status 307"}));
-    assert!(other.came().is_empty(), "{:?}", other.came());
+    assert!(other.received().is_empty(), "{:?}", other.received());
 
-    // Off by default.
+    // Webhooks are off by default.
     let off = Core::start().await;
     let refused = create(&off, json!({"url": listed.url})).await.refused(400, "invalid_request").json();
     assert!(refused["detail"].as_str().unwrap().contains("CLAIMGATE_WEBHOOK_HOSTS"), "{refused}");
 }
 
 #[tokio::test]
-async fn an_unknown_webhook_is_told_as_such() {
+async fn an_unknown_webhook_is_not_found() {
     let core = Core::start().await;
     for (method, path) in [
         (Method::GET, ""),
@@ -289,15 +300,15 @@ async fn an_unknown_webhook_is_told_as_such() {
 }
 
 #[tokio::test]
-async fn an_event_that_is_not_taken_holds_up_its_own_claim_alone() {
+async fn a_failing_event_delays_only_events_of_its_own_claim() {
     let receiver = Receiver::start().await;
-    let core = listing(&[&receiver]).with("CLAIMGATE_WEBHOOK_RETRY_S", "16").start().await;
+    let core = options_for(&[&receiver]).with("CLAIMGATE_WEBHOOK_RETRY_S", "16").start().await;
     let mut body = campaign("demo", json!({"total": 10}));
     body["hold_seconds"] = json!(3600);
     core.create_with(body).await;
     let (id, _) = webhook(&core, &receiver).await;
-    // Bad's first event is taken at its third try.
-    receiver.behaves(|event, times| {
+    // The first event of user `bad` is accepted at the third try.
+    receiver.respond_with(|event, times| {
         let claim = &event["data"]["claim"];
         let is_first = claim["user_id"] == "bad" && claim["status"] == "held";
         if is_first && times < 3 { status(500) } else { status(200) }
@@ -306,23 +317,50 @@ async fn an_event_that_is_not_taken_holds_up_its_own_claim_alone() {
     until(&core, &id, |webhook| webhook["waiting"] == 1).await;
     transition(&core, &bad, "confirm").await;
     core.claim("demo", "good", "k").await.expect(201);
-    let told = receiver.told(5).await;
-    let place =
-        |what: &str| told.iter().rposition(|one| one == what).unwrap_or_else(|| panic!("{what} in {told:?}"));
-    assert!(place("good held") < place("bad held"), "others go on: {told:?}");
-    assert!(place("bad held") < place("bad granted"), "in order: {told:?}");
-    let came = receiver.came();
+    let summaries = receiver.until_received(5).await;
+    let place = |what: &str| {
+        summaries.iter().rposition(|one| one == what).unwrap_or_else(|| panic!("{what} in {summaries:?}"))
+    };
+    assert!(place("good held") < place("bad held"), "other claims continue: {summaries:?}");
+    assert!(place("bad held") < place("bad granted"), "in order: {summaries:?}");
+    let all = receiver.received();
     let tries: Vec<_> =
-        came.iter().filter(|event| event.told() == "bad held").map(|event| &event.id).collect();
+        all.iter().filter(|event| event.summary() == "bad held").map(|event| &event.id).collect();
     assert!(tries.len() == 3 && tries.iter().all(|id| *id == tries[0]), "the same event: {tries:?}");
     until(&core, &id, |webhook| webhook["waiting"] == 0 && webhook["delivered"] == 3).await;
 }
 
 #[tokio::test]
-async fn a_receiver_that_hangs_holds_up_no_other_and_no_claim() {
+async fn a_retry_after_date_is_respected() {
+    let receiver = Receiver::start().await;
+    // The longest accepted wait is an eighth of this.
+    let core = options_for(&[&receiver]).with("CLAIMGATE_WEBHOOK_RETRY_S", "80").start().await;
+    core.create("demo", json!({"total": 10})).await;
+    let (id, _) = webhook(&core, &receiver).await;
+    let tries = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&tries);
+    receiver.respond_with(move |_, times| {
+        seen.lock().unwrap().push(Instant::now());
+        if times > 1 {
+            return status(200);
+        }
+        let at = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(8);
+        let date = at.strftime("%a, %d %b %Y %H:%M:%S GMT").to_string();
+        (StatusCode::SERVICE_UNAVAILABLE, [("Retry-After", date)]).into_response()
+    });
+    core.claim("demo", "ann", "k").await.expect(201);
+    until(&core, &id, |webhook| webhook["delivered"] == 1).await;
+    let tries = tries.lock().unwrap();
+    let waited = tries[1] - tries[0];
+    // A date has no fractions of a second.
+    assert!(waited >= Duration::from_secs(7), "retried after {waited:?}");
+}
+
+#[tokio::test]
+async fn a_hung_receiver_does_not_delay_other_receivers_or_claims() {
     let (hangs, other) = (Receiver::start().await, Receiver::start().await);
-    hangs.behaves(|_, _| status(100));
-    let core = listing(&[&hangs, &other]).start().await;
+    hangs.respond_with(|_, _| status(100));
+    let core = options_for(&[&hangs, &other]).start().await;
     core.create("demo", json!({"total": 100})).await;
     for receiver in [&hangs, &other] {
         webhook(&core, receiver).await;
@@ -330,18 +368,17 @@ async fn a_receiver_that_hangs_holds_up_no_other_and_no_claim() {
     for n in 0..20 {
         core.claim("demo", &format!("u{n}"), "k").await.expect(201);
     }
-    other.told(20).await;
-    let waiting = hangs.came();
-    assert!(waiting.len() <= 16, "as many at once as may: {}", waiting.len());
+    other.until_received(20).await;
+    let waiting = hangs.received();
+    assert!(waiting.len() <= 16, "more than the maximum in flight: {}", waiting.len());
 }
 
 #[tokio::test]
-async fn five_parked_events_disable_it_and_enabled_it_goes_on_where_it_stopped() {
+async fn five_parked_events_disable_a_webhook_until_it_is_enabled() {
     let receiver = Receiver::start().await;
-    receiver.behaves(|_, _| status(503));
-    let core = listing(&[&receiver]).with("CLAIMGATE_WEBHOOK_RETRY_S", "1").start().await;
-    let metrics = core.admin_get("/metrics").await.text();
-    assert!(metrics.contains("claimgate_webhook_deliveries_total{outcome=\"parked\"} 0"), "{metrics}");
+    receiver.respond_with(|_, _| status(503));
+    let core = options_for(&[&receiver]).with("CLAIMGATE_WEBHOOK_RETRY_S", "1").start().await;
+    assert_eq!(core.metric("claimgate_webhook_deliveries_total{outcome=\"parked\"}").await, Some(0));
     core.create("demo", json!({"total": 100})).await;
     let (id, _) = webhook(&core, &receiver).await;
     for user in ["a", "b", "c", "d", "e"] {
@@ -364,34 +401,33 @@ async fn five_parked_events_disable_it_and_enabled_it_goes_on_where_it_stopped()
     let page = core.admin_get(&format!("{path}?limit=2")).await.expect(200).json();
     let rest = format!("{path}?cursor={}", page["next_cursor"].as_str().unwrap());
     assert_eq!(core.admin_get(&rest).await.expect(200).json()["items"].as_array().unwrap().len(), 3);
-    // What changes meanwhile is told as well.
+    // A change made while the webhook is disabled is also delivered later.
     core.claim("demo", "f", "k").await.expect(201);
     core.sql().until("demo", 6).await;
-    let before = receiver.came();
-    receiver.behaves(|_, _| status(200));
+    let before = receiver.received();
+    receiver.respond_with(|_, _| status(200));
     core.admin(Method::POST, &format!("/admin/v1/webhooks/{id}/enable"), &Value::Null).await.expect(200);
     until(&core, &id, |webhook| webhook["delivered"] == 6 && webhook["parked"] == 0).await;
     let mut taken = BTreeMap::new();
-    for event in &receiver.came()[before.len()..] {
-        taken.insert(event.told(), event.id.clone());
+    for event in &receiver.received()[before.len()..] {
+        taken.insert(event.summary(), event.id.clone());
     }
     assert_eq!(taken.len(), 6, "{taken:?}");
-    assert!(before.iter().all(|event| taken[&event.told()] == event.id), "the same ids");
-    let metrics = core.admin_get("/metrics").await.text();
-    assert!(metrics.contains("claimgate_webhook_deliveries_total{outcome=\"parked\"} 5"), "{metrics}");
+    assert!(before.iter().all(|event| taken[&event.summary()] == event.id), "retries have the same ids");
+    assert_eq!(core.metric("claimgate_webhook_deliveries_total{outcome=\"parked\"}").await, Some(5));
 }
 
 #[tokio::test]
-async fn a_receiver_that_is_gone_is_asked_no_more() {
+async fn a_receiver_that_answers_410_is_disabled() {
     let receiver = Receiver::start().await;
-    receiver.behaves(|_, _| status(410));
-    let core = listing(&[&receiver]).start().await;
+    receiver.respond_with(|_, _| status(410));
+    let core = options_for(&[&receiver]).start().await;
     core.create("demo", json!({"total": 100})).await;
     let (id, _) = webhook(&core, &receiver).await;
     core.claim("demo", "a", "k").await.expect(201);
     let disabled = until(&core, &id, |webhook| webhook["enabled"] == false).await;
-    assert_eq!(disabled["disabled_because"], "the receiver has answered 410");
-    assert_eq!(receiver.came().len(), 1);
+    assert_eq!(disabled["disabled_because"], "the receiver answered 410 (Gone)");
+    assert_eq!(receiver.received().len(), 1);
     let removed = core.admin(Method::DELETE, &format!("/admin/v1/webhooks/{id}"), &Value::Null).await;
     removed.expect(200);
     let again = core.admin(Method::DELETE, &format!("/admin/v1/webhooks/{id}"), &Value::Null).await;
@@ -399,54 +435,54 @@ async fn a_receiver_that_is_gone_is_asked_no_more() {
 }
 
 #[tokio::test]
-async fn both_secrets_sign_for_a_day_after_a_rotation_and_the_command_line_does_all_of_it() {
+async fn both_secrets_sign_after_a_rotation_from_the_command_line() {
     let receiver = Receiver::start().await;
-    let core = listing(&[&receiver]).start().await;
+    let core = options_for(&[&receiver]).start().await;
     core.create("demo", json!({"total": 100})).await;
-    let of = async |arguments: &[&str]| {
+    let run_json = async |arguments: &[&str]| {
         let all: Vec<_> = ["webhooks"].iter().chain(arguments).chain(&["--json"]).copied().collect();
-        ask(&core, &all).await.ended(0).json()
+        run_against(&core, &all).await.ended(0).json()
     };
-    let made = of(&["add", &receiver.url, "--campaign", "demo"]).await;
+    let made = run_json(&["add", &receiver.url, "--campaign", "demo"]).await;
     let (id, old) = (made["id"].as_str().unwrap(), made["secret"].as_str().unwrap());
-    let rotated = of(&["rotate-secret", id]).await;
+    let rotated = run_json(&["rotate-secret", id]).await;
     let new = rotated["secret"].as_str().unwrap();
     assert_ne!(old, new);
-    assert_eq!(of(&["test", id]).await["delivered"], true);
-    let test = receiver.came()[0].clone();
+    assert_eq!(run_json(&["test", id]).await["delivered"], true);
+    let test = receiver.received()[0].clone();
     assert!(test.is_signed_with(old) && test.is_signed_with(new), "{test:?}");
     assert_eq!(test.json()["type"], "webhook.test");
-    receiver.behaves(|_, _| status(500));
-    ask(&core, &["webhooks", "test", id]).await.ended(1).one_line("was not taken: status 500");
-    assert_eq!(of(&["list"]).await[0]["id"], *id);
-    assert_eq!(of(&["deliveries", id]).await, json!([]));
-    assert_eq!(of(&["enable", id]).await["enabled"], true);
-    of(&["remove", id]).await;
-    ask(&core, &["webhooks", "remove", id]).await.ended(1).one_line("webhook_not_found");
-    ask(&core, &["webhooks", "add", "https://evil.example/"])
+    receiver.respond_with(|_, _| status(500));
+    run_against(&core, &["webhooks", "test", id]).await.ended(1).one_line("was not accepted: status 500");
+    assert_eq!(run_json(&["list"]).await[0]["id"], *id);
+    assert_eq!(run_json(&["deliveries", id]).await, json!([]));
+    assert_eq!(run_json(&["enable", id]).await["enabled"], true);
+    run_json(&["remove", id, "--yes"]).await;
+    run_against(&core, &["webhooks", "remove", id, "--yes"]).await.ended(1).one_line("webhook_not_found");
+    run_against(&core, &["webhooks", "add", "https://evil.example/"])
         .await
         .ended(2)
         .one_line("CLAIMGATE_WEBHOOK_HOSTS");
 }
 
 #[tokio::test]
-async fn a_core_that_was_killed_goes_on_where_it_was() {
+async fn deliveries_continue_after_core_is_killed() {
     let receiver = Receiver::start().await;
-    let mut core = listing(&[&receiver]).start().await;
+    let mut core = options_for(&[&receiver]).start().await;
     core.create("demo", json!({"total": 100})).await;
     let (id, _) = webhook(&core, &receiver).await;
     core.claim("demo", "before", "k").await.expect(201);
-    receiver.told(1).await;
+    receiver.until_received(1).await;
     core.kill();
     core = core.restart().await;
     core.claim("demo", "after", "k").await.expect(201);
-    // The lease of the core that was killed is its own after the restart.
-    receiver.told(2).await;
+    // After the restart, core still owns its lease.
+    receiver.until_received(2).await;
     until(&core, &id, |webhook| webhook["delivered"].as_u64() >= Some(2)).await;
-    assert_eq!(receiver.came().last().unwrap().told(), "after granted");
+    assert_eq!(receiver.received().last().unwrap().summary(), "after granted");
 }
 
-/// A receiver behind TLS, with this certificate and key.
+/// Serves a receiver over TLS.
 async fn serve_tls(receiver: Receiver, address: std::net::SocketAddr, certificates: &Certificates) {
     let (acceptor, listener) = (certificates.acceptor(), TcpListener::bind(address).await.unwrap());
     tokio::spawn(async move {
@@ -463,15 +499,8 @@ async fn serve_tls(receiver: Receiver, address: std::net::SocketAddr, certificat
 }
 
 #[tokio::test]
-async fn a_receiver_has_to_show_a_certificate_that_is_trusted() {
-    let certificates = match Certificates::make() {
-        Ok(certificates) => certificates,
-        Err(why) => {
-            eprintln!("SKIPPED webhooks by TLS: {why}");
-            assert!(std::env::var_os("CI").is_none(), "skipped: {why}");
-            return;
-        }
-    };
+async fn a_receiver_needs_a_trusted_certificate() {
+    let Some(certificates) = available("webhooks by TLS", Certificates::make()) else { return };
     let address = free_address();
     let receiver = Receiver::at(&format!("https://{address}"));
     serve_tls(receiver.clone(), address, &certificates).await;
@@ -479,26 +508,26 @@ async fn a_receiver_has_to_show_a_certificate_that_is_trusted() {
         [("ours", Value::Null), ("other", json!("invalid peer certificate: UnknownIssuer"))]
     {
         let core =
-            listing(&[&receiver]).with("SSL_CERT_FILE", certificates.file(&format!("{authority}.pem")));
+            options_for(&[&receiver]).with("SSL_CERT_FILE", certificates.file(&format!("{authority}.pem")));
         let core = core.start().await;
         let (id, _) = webhook(&core, &receiver).await;
         let tested = core.admin(Method::POST, &format!("/admin/v1/webhooks/{id}/test"), &Value::Null).await;
         let tested = tested.expect(200).json();
         assert_eq!((&tested["delivered"], &tested["error"]), (&json!(error.is_null()), &error));
     }
-    assert_eq!(receiver.came().len(), 1);
+    assert_eq!(receiver.received().len(), 1);
 }
 
 #[tokio::test]
-async fn an_answer_without_end_and_one_that_comes_too_late_are_cut_off() {
+async fn endless_and_late_answers_are_cut_off() {
     let (endless, slow) = (Receiver::start().await, Receiver::start().await);
-    endless.behaves(|_, _| {
+    endless.respond_with(|_, _| {
         let chunks =
             futures_util::stream::repeat_with(|| Ok::<_, std::io::Error>(Bytes::from_static(&[b'x'; 8192])));
         Response::new(axum::body::Body::from_stream(chunks))
     });
-    slow.behaves(|_, _| status(100));
-    let core = listing(&[&endless, &slow]).start().await;
+    slow.respond_with(|_, _| status(100));
+    let core = options_for(&[&endless, &slow]).start().await;
     for (receiver, expected) in [(&endless, json!(null)), (&slow, json!("no answer within 10 s"))] {
         let (id, _) = webhook(&core, receiver).await;
         let url = core.admin_url(&format!("/admin/v1/webhooks/{id}/test"));
@@ -509,7 +538,7 @@ async fn an_answer_without_end_and_one_that_comes_too_late_are_cut_off() {
 }
 
 #[tokio::test]
-async fn a_status_counts_whatever_becomes_of_the_body_behind_it() {
+async fn the_status_counts_even_if_the_body_is_cut_off() {
     let listener = TcpListener::bind(free_address()).await.unwrap();
     let receiver = Receiver::at(&format!("http://{}", listener.local_addr().unwrap()));
     tokio::spawn(async move {
@@ -520,14 +549,14 @@ async fn a_status_counts_whatever_becomes_of_the_body_behind_it() {
             open.push(stream);
         }
     });
-    let core = listing(&[&receiver]).start().await;
+    let core = options_for(&[&receiver]).start().await;
     let (id, _) = webhook(&core, &receiver).await;
     let tested = core.admin(Method::POST, &format!("/admin/v1/webhooks/{id}/test"), &Value::Null).await;
     assert_eq!(tested.expect(200).json(), json!({"delivered": true, "error": null}));
 }
 
-/// A campaign that holds its claims, and the id of one by `user`.
-async fn held(core: &Core, user: &str) -> Value {
+/// Creates a campaign with holds, makes a claim of `user`, and returns its id.
+async fn held_claim(core: &Core, user: &str) -> Value {
     let mut body = campaign("demo", json!({"total": 100}));
     body["hold_seconds"] = json!(3600);
     core.create_with(body).await;
@@ -535,12 +564,12 @@ async fn held(core: &Core, user: &str) -> Value {
 }
 
 #[tokio::test]
-async fn an_event_behind_another_one_has_its_own_time_for_tries() {
+async fn a_queued_events_retry_period_starts_at_its_first_attempt() {
     let receiver = Receiver::start().await;
-    receiver.behaves(|_, _| status(500));
-    let core = listing(&[&receiver]).with("CLAIMGATE_WEBHOOK_RETRY_S", "4").start().await;
+    receiver.respond_with(|_, _| status(500));
+    let core = options_for(&[&receiver]).with("CLAIMGATE_WEBHOOK_RETRY_S", "4").start().await;
     let (id, _) = webhook(&core, &receiver).await;
-    let claim = held(&core, "ann").await;
+    let claim = held_claim(&core, "ann").await;
     until(&core, &id, |webhook| webhook["waiting"] == 1).await;
     transition(&core, &claim, "confirm").await;
     until(&core, &id, |webhook| webhook["parked"] == 2).await;
@@ -548,68 +577,105 @@ async fn an_event_behind_another_one_has_its_own_time_for_tries() {
     let since =
         |at: usize| events["items"][at]["first_at"].as_str().unwrap().parse::<jiff::Timestamp>().unwrap();
     let apart = since(1).duration_since(since(0));
-    assert!(apart.as_millis() >= 4000, "its time began while it was not tried: {events}");
+    assert!(apart.as_millis() >= 4000, "its time started before it was tried: {events}");
 }
 
-/// Looks at what waits for webhooks that a core with its database makes a second.
-async fn looks_a_second(sql: &Sql) -> f64 {
+/// Returns how often per second a core with this database scans the queue of webhook events.
+async fn polls_per_second(sql: &Sql) -> f64 {
     const SCANS: &str = "SELECT seq_scan + COALESCE(idx_scan, 0) FROM pg_stat_user_tables WHERE relname = $1";
     let (before, started) = (sql.number(SCANS, "webhook_events").await, Instant::now());
     sleep(Duration::from_secs(4)).await;
-    let looks = sql.number(SCANS, "webhook_events").await - before;
-    f64::from(i32::try_from(looks).unwrap()) / started.elapsed().as_secs_f64()
+    let scans = sql.number(SCANS, "webhook_events").await - before;
+    f64::from(i32::try_from(scans).unwrap()) / started.elapsed().as_secs_f64()
 }
 
 #[tokio::test]
-async fn an_event_behind_another_one_is_not_looked_at_all_the_time() {
+async fn many_failing_events_do_not_delay_other_events() {
+    const NEVER: usize = 280;
     let receiver = Receiver::start().await;
-    receiver.behaves(|_, _| status(500));
-    let Some((core, sql, _postgres)) = on_postgres("webhooks", listing(&[&receiver])).await else { return };
+    receiver.respond_with(|event, _| {
+        let user = event["data"]["claim"]["user_id"].as_str().unwrap();
+        status(if user.starts_with("never") { 500 } else { 200 })
+    });
+    let core = options_for(&[&receiver]).start().await;
+    core.create("demo", json!({})).await;
     let (id, _) = webhook(&core, &receiver).await;
-    let claim = held(&core, "ann").await;
+    let users: Vec<_> = (0..NEVER).map(|n| format!("never{n}")).collect();
+    for users in users.chunks(256) {
+        let claims: Vec<_> = users.iter().map(|user| claim_body("demo", user, "k", 1)).collect();
+        core.claim_batch(&claims).await.expect(200);
+    }
+    core.sql().until("demo", NEVER).await;
+    for n in 0..5 {
+        core.claim("demo", &format!("good{n}"), "k").await.expect(201);
+    }
+    let found = until(&core, &id, |webhook| webhook["delivered"] == 5).await;
+    assert_eq!(found["enabled"], true, "{found}");
+    until(&core, &id, |webhook| webhook["waiting"] == NEVER).await;
+    // Failing events are also retried, in turn with new ones.
+    eventually(2 * SOON, || async {
+        let all = receiver.received();
+        let again =
+            all.iter().filter(|event| all.iter().filter(|one| one.id == event.id).count() > 1).count();
+        holds(again > 0, || format!("{} events, none of them retried", all.len()))
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_queued_event_is_not_polled_continuously() {
+    let receiver = Receiver::start().await;
+    receiver.respond_with(|_, _| status(500));
+    let Some((core, sql, _postgres)) = on_postgres("webhooks", options_for(&[&receiver])).await else {
+        return;
+    };
+    let (id, _) = webhook(&core, &receiver).await;
+    let claim = held_claim(&core, "ann").await;
     until(&core, &id, |webhook| webhook["waiting"] == 1).await;
     transition(&core, &claim, "confirm").await;
     until(&core, &id, |webhook| webhook["waiting"] == 2).await;
-    let looks = looks_a_second(&sql).await;
-    assert!(looks < 100.0, "{looks:.0} looks a second for an event behind another one");
+    let polls = polls_per_second(&sql).await;
+    assert!(polls < 100.0, "{polls:.0} polls per second for a queued event");
 }
 
 #[tokio::test]
-async fn a_core_that_has_lost_its_lease_takes_no_event_away() {
+async fn a_core_without_the_lease_does_not_remove_events() {
     let receiver = Receiver::start().await;
-    receiver.behaves(|_, times| status(if times == 1 { 500 } else { 100 }));
-    let core = listing(&[&receiver]).with("CLAIMGATE_WEBHOOK_RETRY_S", "16").start().await;
+    receiver.respond_with(|_, times| status(if times == 1 { 500 } else { 100 }));
+    let core = options_for(&[&receiver]).with("CLAIMGATE_WEBHOOK_RETRY_S", "16").start().await;
     core.create("demo", json!({"total": 10})).await;
     let (id, _) = webhook(&core, &receiver).await;
     core.claim("demo", "ann", "k").await.expect(201);
-    receiver.told(2).await;
-    // Meanwhile another core has delivered it, and put off another event, which has got its number.
+    receiver.until_received(2).await;
+    // In the meantime a different core delivered the event and stored a postponed event under the same
+    // number.
     let sql = core.sql();
     let lease =
         |holder: &str, until: i64| format!("UPDATE webhooks SET holder = '{holder}', held_until = {until}");
     sql.run(lease("another", 9_000_000_000_000)).await;
     assert_eq!(sql.run("UPDATE webhook_events SET event_id = 'evt_another'".to_owned()).await, 1);
-    receiver.behaves(|_, _| status(200));
-    receiver.let_go.notify_one();
+    receiver.respond_with(|_, _| status(200));
+    receiver.release.notify_one();
     sql.run(lease("", 0)).await;
     eventually(2 * SOON, || async {
-        let came = receiver.came();
-        holds(came.iter().any(|event| event.id == "evt_another"), || format!("{came:#?}"))
+        let all = receiver.received();
+        holds(all.iter().any(|event| event.id == "evt_another"), || format!("{all:#?}"))
     })
     .await;
     until(&core, &id, |webhook| webhook["waiting"] == 0).await;
 }
 
 #[tokio::test]
-async fn a_new_webhook_is_not_told_of_what_was_there_before_the_feed() {
+async fn a_new_webhook_does_not_get_claims_older_than_the_feed() {
     let receiver = Receiver::start().await;
-    let core = listing(&[&receiver]).start().await;
+    let core = options_for(&[&receiver]).start().await;
     let sql = core.sql();
     core.create("demo", json!({"total": 10})).await;
     core.create("empty", json!({"total": 10})).await;
     core.claim("demo", "early", "k").await.expect(201);
     sql.until("demo", 1).await;
-    // As a database is that is older than the feed: one row for each campaign, the last of one without claims.
+    // Recreate the state of a database older than the feed: one row per campaign, the last one without
+    // claims.
     for statement in [
         "DELETE FROM feed",
         "INSERT INTO feed (number, campaign_id) SELECT ROW_NUMBER() OVER (ORDER BY id), id FROM campaigns",
@@ -620,23 +686,23 @@ async fn a_new_webhook_is_not_told_of_what_was_there_before_the_feed() {
     webhook(&core, &receiver).await;
     core.claim("empty", "late", "k").await.expect(201);
     core.claim("demo", "later", "k").await.expect(201);
-    // A claim may be told twice: with its campaign, and by itself.
-    let told = eventually(2 * SOON, || async {
-        let told: BTreeSet<_> = receiver.came().iter().map(Came::told).collect();
-        if told.contains("late granted") && told.contains("later granted") {
-            Ok(told)
+    // A claim may be sent twice: with its campaign and separately.
+    let summaries = eventually(2 * SOON, || async {
+        let summaries: BTreeSet<_> = receiver.received().iter().map(ReceivedEvent::summary).collect();
+        if summaries.contains("late granted") && summaries.contains("later granted") {
+            Ok(summaries)
         } else {
-            Err(format!("{told:?}"))
+            Err(format!("{summaries:?}"))
         }
     })
     .await;
-    assert!(!told.contains("early granted"), "{told:?}");
+    assert!(!summaries.contains("early granted"), "{summaries:?}");
 }
 
 #[tokio::test]
-async fn a_claim_that_cannot_be_read_and_stops_a_webhook_is_told_to_the_operator() {
+async fn an_unreadable_claim_that_stops_a_webhook_is_logged() {
     let receiver = Receiver::start().await;
-    let core = listing(&[&receiver]).start().await;
+    let core = options_for(&[&receiver]).start().await;
     let sql = core.sql();
     core.create("demo", json!({"total": 10})).await;
     let (id, _) = webhook(&core, &receiver).await;
@@ -645,11 +711,5 @@ async fn a_claim_that_cannot_be_read_and_stops_a_webhook_is_told_to_the_operator
     sql.until("demo", 1).await;
     sql.run("UPDATE claims SET sequence = -1".to_owned()).await;
     sql.run("UPDATE webhooks SET holder = '', held_until = 0".to_owned()).await;
-    eventually(2 * SOON, || async {
-        let log = core.log();
-        let is_said =
-            |line: &str| ["ERROR", "stand still", "cannot read", &id].iter().all(|part| line.contains(part));
-        holds(log.lines().any(is_said), || log.clone())
-    })
-    .await;
+    core.until_logged(2 * SOON, &["ERROR", "have stopped", "cannot read", &id]).await;
 }

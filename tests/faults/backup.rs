@@ -1,4 +1,5 @@
-//! Backup and restore by the very commands of docs/operations.md: taken while claims go on, restored where nothing is left.
+//! Backup and restore with the exact commands of docs/operations.md. The backup is taken while claims
+//! continue, and restored after a total loss.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -11,18 +12,17 @@ use support::only_on;
 use support::postgres::Postgres;
 use support::process::{command, free_address};
 use support::sql::Sql;
-use support::storm::{Seen, Wish, wishes};
+use support::storm::{ClaimAttempt, ClaimOutcome, claim_attempts};
 use support::topology::OWN;
 use support::{Core, CoreOptions, RedisServer, SOON, Servers, eventually};
 use tempfile::TempDir;
 
 use crate::fixture::Fixture;
-use crate::flow::transition;
 use crate::tally::Row;
 
-/// Where the commands are documented.
+/// The document with the commands.
 const OPERATIONS: &str = include_str!("../../docs/operations.md");
-/// What core has generated once, and the edge and users hold against it.
+/// Secrets that core generated and that the edge and users depend on.
 const SECRETS: &str = "cp data/admin.token data/edge.key data/user-jwt.key";
 const FROM_SQLITE: &str = "sqlite3 data/claimgate.sqlite \".backup backup.sqlite\"";
 const TO_SQLITE: [&str; 2] =
@@ -50,7 +50,7 @@ impl Shell {
         self
     }
 
-    /// `Err` names the first of `programs` that is not there.
+    /// Checks for programs; `Err` names the first missing one.
     async fn has(&self, programs: &[&str]) -> Result<(), String> {
         for program in programs {
             self.try_run(&format!("command -v {program}")).await.map_err(|_| format!("no {program}"))?;
@@ -58,15 +58,18 @@ impl Shell {
         Ok(())
     }
 
-    /// Runs what the document says, with what a test has to add.
+    /// Runs a command from the document, with `added` appended.
     async fn run(&self, written: &str, added: &str) {
         let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
-        assert!(words(OPERATIONS).contains(&words(written)), "docs/operations.md does not say: {written}");
+        assert!(
+            words(OPERATIONS).contains(&words(written)),
+            "docs/operations.md does not contain: {written}"
+        );
         let done = self.try_run(&format!("{written} {added}")).await;
         done.unwrap_or_else(|error| panic!("{written}: {error}"));
     }
 
-    /// A directory to restore into, as far away as another machine: all that is there is `backup` and the secrets.
+    /// Creates a directory to restore into, as on another machine: it has only `backup` and the secrets.
     async fn carry(&self, backup: &str) -> TempDir {
         let directory = tempfile::Builder::new().prefix("cgb-").tempdir().expect("a temporary directory");
         std::fs::create_dir(directory.path().join("data")).expect("a data directory");
@@ -84,18 +87,18 @@ impl Shell {
     }
 }
 
-/// What callers know before all is lost.
-struct Before {
+/// The callers' answers before the total loss.
+struct CallerRecords {
     checker: Checker,
-    /// What they were told of claims that SQL had heard of when the backup was begun.
-    told: Vec<(Wish, Seen)>,
+    /// Outcomes of the claims that SQL had when the backup began.
+    acknowledged: Vec<(ClaimAttempt, ClaimOutcome)>,
     /// A claim acknowledged after the backup.
-    younger: String,
+    after_backup: String,
     admin: String,
 }
 
-impl Before {
-    /// Claims of every kind; then `backup`, while claims go on; then one more.
+impl CallerRecords {
+    /// Makes claims of every kind, runs `backup` while claims continue, then makes one more claim.
     async fn then(fixture: &Fixture, backup: impl Future<Output = ()>) -> Self {
         let mut body = campaign("demo", LIMITS.json());
         body["hold_seconds"] = json!(3600);
@@ -105,23 +108,24 @@ impl Before {
         for user in ["u0", "u1", "u2"] {
             checker.claim(&fixture.core, user, "k2").await;
         }
-        let told = checker.seen().into_iter().collect();
-        let mut before = Self { checker, told, younger: String::new(), admin: fixture.core.admin_token() };
-        transition(&fixture.core, before.id_of("u0"), "confirm").await.expect(200);
-        transition(&fixture.core, before.id_of("u1"), "return").await.expect(200);
+        let acknowledged = checker.outcomes().into_iter().collect();
+        let mut before =
+            Self { checker, acknowledged, after_backup: String::new(), admin: fixture.core.admin_token() };
+        fixture.core.transition(before.id_of("u0"), "confirm").await.expect(200);
+        fixture.core.transition(before.id_of("u1"), "return").await.expect(200);
         before.checker.ended(before.id_of("u1"));
         fixture.relayed("demo").await;
         before.meanwhile(&fixture.core, backup).await;
-        let younger = before.checker.claim(&fixture.core, "younger", "k").await;
-        let Seen::Claimed { id, .. } = younger else { panic!("{younger:?}") };
-        before.younger = id;
+        let after_backup = before.checker.decided(SOON, &fixture.core, "after_backup", "k").await;
+        let ClaimOutcome::Claimed { id, .. } = after_backup else { panic!("{after_backup:?}") };
+        before.after_backup = id;
         before
     }
 
     async fn meanwhile(&self, core: &Core, backup: impl Future<Output = ()>) {
         let over = AtomicBool::new(false);
         let claims = async {
-            // As many as leave something for afterwards.
+            // Few enough users to leave units for later claims.
             for user in 0..200 {
                 if !over.load(Ordering::Relaxed) {
                     self.checker.claim(core, &format!("meanwhile-{user}"), "k").await;
@@ -135,70 +139,72 @@ impl Before {
         tokio::join!(claims, backup);
     }
 
-    /// The claim of `user` by the key `k`.
+    /// Returns the claim of `user` by the key `k`.
     fn id_of(&self, user: &str) -> &str {
-        match self.told.iter().find(|(wish, _)| wish.user == user && wish.key == "k") {
-            Some((_, Seen::Claimed { id, .. })) => id,
+        match self.acknowledged.iter().find(|(attempt, _)| attempt.user == user && attempt.key == "k") {
+            Some((_, ClaimOutcome::Claimed { id, .. })) => id,
             other => panic!("{user} has no claim: {other:?}"),
         }
     }
 
-    /// All that the backup has is there and counts; what is younger is gone, and nothing is given twice.
+    /// Checks that everything in the backup exists and counts, later claims are gone, and nothing is granted
+    /// twice.
     async fn judge(self, row: Row, fixture: Fixture) {
         let (core, checker) = (&fixture.core, &self.checker);
         assert_eq!(core.admin_token(), self.admin);
         self.replays_meet_their_claims(core).await;
-        core.look_up(&self.younger).await.refused(404, "claim_not_found");
-        let at_limit = Seen::Denied { code: "user_limit_reached".to_owned(), remaining: Some(0) };
+        core.look_up(&self.after_backup).await.refused(404, "claim_not_found");
+        let at_limit = ClaimOutcome::Denied { code: "user_limit_reached".to_owned(), remaining: Some(0) };
         for user in ["u0", "u2"] {
-            assert_eq!(checker.claim(core, user, "k3").await, at_limit, "{user} has two");
+            assert_eq!(checker.decided(SOON, core, user, "k3").await, at_limit, "{user} already has two");
         }
-        let room = checker.claim(core, "u1", "k3").await;
-        assert!(matches!(room, Seen::Claimed { replayed: false, .. }), "u1 had given one back: {room:?}");
-        assert_eq!(checker.claim(core, "u1", "k4").await, at_limit);
-        // Confirmed before, held until now, returned before.
-        transition(core, self.id_of("u0"), "confirm").await.expect(200);
-        transition(core, self.id_of("u3"), "confirm").await.expect(200);
-        transition(core, self.id_of("u1"), "confirm").await.refused(409, "claim_returned");
-        checker.storm(core.client(), || core.url("/internal/v1/claims"), &wishes(400, 1), 64).await;
+        let room = checker.decided(SOON, core, "u1", "k3").await;
+        assert!(
+            matches!(room, ClaimOutcome::Claimed { replayed: false, .. }),
+            "u1 had returned one: {room:?}"
+        );
+        assert_eq!(checker.decided(SOON, core, "u1", "k4").await, at_limit);
+        // Claims that were confirmed, are still held, and were returned.
+        core.transition(self.id_of("u0"), "confirm").await.expect(200);
+        core.transition(self.id_of("u3"), "confirm").await.expect(200);
+        core.transition(self.id_of("u1"), "confirm").await.refused(409, "claim_returned");
+        checker.storm(core.client(), || core.url("/internal/v1/claims"), &claim_attempts(400, 1), 64).await;
         fixture.relayed("demo").await;
         let rows = fixture.sql.claims("demo").await;
         let standing: u64 = rows.iter().filter(|row| row.stands()).map(|row| row.quantity).sum();
-        assert_eq!(Some(standing), LIMITS.total, "exactly what there is");
+        assert_eq!(Some(standing), LIMITS.total, "exactly the total");
         fixture.judge(row, checker, Expect { promise: Promise::Persisted, differences: &[] }).await;
     }
 
     async fn replays_meet_their_claims(&self, core: &Core) {
         let url = core.url("/internal/v1/claims");
-        for (wish, told) in &self.told {
-            // Not ready while the campaign is being loaded.
-            let seen = eventually(SOON, || async {
-                let seen = self.checker.ask(core.client(), &url, wish).await;
-                if seen == Seen::Unknown { Err(core.log()) } else { Ok(seen) }
+        for (attempt, acknowledged) in &self.acknowledged {
+            // The campaign is not ready while it is being loaded.
+            let outcome = eventually(SOON, || async {
+                let outcome = self.checker.send(core.client(), &url, attempt).await;
+                if outcome == ClaimOutcome::Unknown { Err(core.log()) } else { Ok(outcome) }
             })
             .await;
             let (
-                Seen::Claimed { id, sequence, replayed: true, .. },
-                Seen::Claimed { id: known, sequence: place, .. },
-            ) = (&seen, told)
+                ClaimOutcome::Claimed { id, sequence, replayed: true, .. },
+                ClaimOutcome::Claimed { id: known, sequence: place, .. },
+            ) = (&outcome, acknowledged)
             else {
-                panic!("{wish:?} was told {told:?}, and now {seen:?}");
+                panic!("{attempt:?} got {acknowledged:?} before the loss and {outcome:?} after it");
             };
-            assert_eq!((id, sequence), (known, place), "{wish:?}");
+            assert_eq!((id, sequence), (known, place), "{attempt:?}");
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sqlite() {
-    only_on!(OWN, "it brings its own servers");
+async fn a_restored_sqlite_backup_has_all_its_claims() {
+    only_on!(OWN, "it starts its own servers");
     let row = Row::begin("backup: SQLite, managed Redis");
     let mut fixture = Fixture::managed().await;
     let there = Shell::beside(&fixture.core.data_dir());
-    if let Err(why) = there.has(&["sqlite3"]).await {
-        return row.skip(&why);
-    }
-    let before = Before::then(&fixture, there.run(FROM_SQLITE, "")).await;
+    let Some(()) = row.needs(there.has(&["sqlite3"]).await) else { return };
+    let before = CallerRecords::then(&fixture, there.run(FROM_SQLITE, "")).await;
     let directory = there.carry("backup.sqlite").await;
     row.kill();
     fixture.core.kill();
@@ -212,13 +218,10 @@ async fn sqlite() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn postgres() {
-    only_on!(OWN, "it brings its own servers");
+async fn a_restored_postgres_backup_has_all_its_claims() {
+    only_on!(OWN, "it starts its own servers");
     let row = Row::begin("backup: PostgreSQL, external Redis");
-    let postgres = match Postgres::start().await {
-        Ok(postgres) => postgres,
-        Err(why) => return row.skip(&why),
-    };
+    let Some(postgres) = row.needs(Postgres::start().await) else { return };
     let address = free_address();
     let port = address.port().to_string();
     let server = RedisServer::start_with(&[("bind", &address.ip().to_string()), ("port", &port)], &[]).await;
@@ -236,16 +239,14 @@ async fn postgres() {
     (fixture.server, fixture.postgres, fixture.sql) =
         (Some(Servers::One(server)), Some(postgres), Sql::open(&urls[0]));
     let there = shell(&fixture.core.data_dir(), &urls[0]);
-    if let Err(why) = there.has(&["pg_dump", "pg_restore", "redis-cli"]).await {
-        return row.skip(&why);
-    }
-    let before = Before::then(&fixture, there.run(FROM_POSTGRES, "")).await;
+    let Some(()) = row.needs(there.has(&["pg_dump", "pg_restore", "redis-cli"]).await) else { return };
+    let before = CallerRecords::then(&fixture, there.run(FROM_POSTGRES, "")).await;
     let directory = there.carry("backup.dump").await;
     row.kill();
     fixture.core.kill();
     let here = shell(&directory.path().join("data"), &urls[1]);
     here.run(EMPTY_REDIS, "").await;
-    assert_eq!(fixture.redis().await.query::<u64>(&["DBSIZE"]).await, 0, "keys are left");
+    assert_eq!(fixture.redis().await.query::<u64>(&["DBSIZE"]).await, 0, "Redis must be empty");
     here.run(TO_POSTGRES, "").await;
     fixture.core = restored.start_in(directory).await;
     fixture.sql = Sql::open(&urls[1]);

@@ -1,5 +1,6 @@
-//! Two cores a little apart: campaigns created under a crowd, while one core's way to Redis and the other's to PostgreSQL
-//! take their time. What came of it before is why loads are fenced: 800 of 400.
+//! Two slow cores: campaigns are created while many callers claim, with one core's packets to Redis and the
+//! other's to PostgreSQL delayed. Before loads had fencing tokens, this test granted 800 units of a total of
+//! 400.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use support::postgres::Postgres;
 use support::rng::Rng;
 use support::sql::Sql;
 use support::topology::ONE_SERVER;
-use support::wait::holds;
+use support::wait::{holds, until_status};
 use support::{Core, CoreOptions, RedisServer, SOON, eventually, heavy};
 
 use crate::fixture::socket;
@@ -22,22 +23,19 @@ use crate::tally::Row;
 
 const TO_REDIS_MAX: Duration = Duration::from_millis(60);
 const TO_POSTGRES_MAX: Duration = Duration::from_millis(12);
-/// Callers at once, over both cores.
+/// Concurrent callers over both cores.
 const CALLERS: usize = 40;
 const TOTAL: usize = 100;
 const USERS: usize = 160;
-/// Campaigns; `CAMPAIGNS` of the environment for more.
+/// Number of campaigns unless the environment variable `CAMPAIGNS` is set.
 const CAMPAIGNS: usize = 30;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn campaigns_created_under_a_crowd_over_two_slow_cores_are_exact() {
-    only_on!(ONE_SERVER, "its proxy stands before one server");
-    let row = Row::begin("two cores, slow ways: campaigns created under a crowd");
+async fn claims_during_creation_over_slow_links_are_exact() {
+    only_on!(ONE_SERVER, "the proxy supports only one server");
+    let row = Row::begin("two cores with slow links: campaigns created under load");
     let _turn = heavy().await;
-    let postgres = match Postgres::start().await {
-        Ok(postgres) => postgres,
-        Err(why) => return row.skip(&why),
-    };
+    let Some(postgres) = row.needs(Postgres::start().await) else { return };
     let rng = Rng::seeded("delayed");
     let server = RedisServer::start().await;
     let (to_redis, to_postgres) =
@@ -56,13 +54,10 @@ async fn campaigns_created_under_a_crowd_over_two_slow_cores_are_exact() {
         row.fault();
         one(&cores, &sql, &format!("c{campaign}")).await;
     }
-    row.passed(
-        campaigns * USERS,
-        "each time as many acknowledged as granted in SQL, and no more than there are",
-    );
+    row.passed(campaigns * USERS, "acknowledged claims always match SQL and the total");
 }
 
-/// A campaign that is asked for by a crowd from before it is there.
+/// Creates a campaign while many callers already claim on it.
 async fn one(cores: &Arc<[Core; 2]>, sql: &Sql, id: &str) {
     let crowd = stream::iter(0..USERS).map(|user| {
         let core = &cores[user % 2];
@@ -70,13 +65,13 @@ async fn one(cores: &Arc<[Core; 2]>, sql: &Sql, id: &str) {
     });
     let crowd = crowd.buffer_unordered(CALLERS).filter(|won| std::future::ready(*won)).count();
     let body = campaign(id, serde_json::json!({"total": TOTAL, "per_user": 1}));
-    // Another core may be bringing it into Redis already, and not be done in time: then the call is made again.
-    let created = eventually(SOON, || async {
-        let reply = cores[0].admin(Method::POST, "/admin/v1/campaigns", &body).await;
-        holds([200, 201].contains(&reply.status), || reply.text())
+    // The other core may already be loading the campaign and not finish in time; in that case, the call is
+    // repeated.
+    let created = until_status(SOON, &[200, 201], async || {
+        cores[0].admin(Method::POST, "/admin/v1/campaigns", &body).await
     });
-    let (won, ()) = tokio::join!(crowd, created);
-    assert_eq!(won, TOTAL, "{id}: acknowledged, of {TOTAL}");
+    let (won, _) = tokio::join!(crowd, created);
+    assert_eq!(won, TOTAL, "{id}: acknowledged claims of {TOTAL}");
     eventually(SOON, || async {
         let standing = sql.claims(id).await.iter().filter(|claim| claim.stands()).count();
         holds(standing == TOTAL, || {
@@ -86,13 +81,13 @@ async fn one(cores: &Arc<[Core; 2]>, sql: &Sql, id: &str) {
     .await;
 }
 
-/// Asks until there is a decision: not there yet and not ready are none.
+/// Retries until there is a decision; "not found" and "not ready" do not count as decisions.
 async fn wins(core: &Core, id: &str, user: &str) -> bool {
     eventually(SOON, || async {
         match core.try_claim(id, user, "k", 1).await {
             Ok(reply) if [200, 201].contains(&reply.status) => Ok(true),
             Ok(reply) if reply.status == 409 => Ok(false),
-            Ok(reply) => Err(format!("{user} hears {}: {}", reply.status, reply.text())),
+            Ok(reply) => Err(format!("{user} got {}: {}", reply.status, reply.text())),
             Err(error) => Err(format!("{error:#}")),
         }
     })

@@ -1,4 +1,5 @@
-//! A large campaign's claims as CSV: how long it takes, and that a second campaign does not feel the first.
+//! Export of a large campaign's claims as CSV: the time it takes, and its effect on a different campaign's
+//! export.
 
 use std::time::{Duration, Instant};
 
@@ -9,24 +10,22 @@ use support::{binary, heavy};
 use crate::fixture::Fixture;
 use crate::tally::Row;
 
-/// Claims without `CLAIMS`; a core built for debugging gets a tenth.
+/// Number of claims unless `CLAIMS` is set; a debug build of core uses a tenth.
 const MANY: u64 = 1_000_000;
 const FEW: u64 = 20_000;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn from_sqlite() {
+async fn a_large_campaign_is_exported_from_sqlite() {
     let _turn = heavy().await;
     export(Row::begin("a large campaign exported as CSV: SQLite"), Fixture::managed().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn from_postgres() {
+async fn a_large_campaign_is_exported_from_postgres() {
     let row = Row::begin("a large campaign exported as CSV: PostgreSQL");
     let _turn = heavy().await;
-    match Fixture::on_postgres(true).await {
-        Ok(fixture) => export(row, fixture).await,
-        Err(why) => row.skip(&why),
-    }
+    let Some(fixture) = row.needs(Fixture::on_postgres(true).await) else { return };
+    export(row, fixture).await;
 }
 
 async fn export(row: Row, fixture: Fixture) {
@@ -43,18 +42,18 @@ async fn export(row: Row, fixture: Fixture) {
     row.passed(
         3,
         &format!(
-            "{many} claims in {large:.1?}; {FEW} of another campaign in {alone:.2?}, beside them in {beside:.2?}"
+            "{many} claims in {large:.1?}; {FEW} of another campaign in {alone:.2?} before they existed, {beside:.2?} afterwards"
         ),
     );
 }
 
-/// Exports `count` claims, each one line, in the order of their sequence.
+/// Exports `count` claims and checks that they are in the order of their sequence numbers.
 async fn csv(fixture: &Fixture, campaign: &str, count: u64) -> Duration {
     let url = fixture.core.admin_url(&format!("/admin/v1/campaigns/{campaign}/claims"));
     let request = fixture.core.client().request(reqwest::Method::GET, &url);
     let request = request.bearer_auth(fixture.core.admin_token()).header("Accept", "text/csv");
     let started = Instant::now();
-    // A million claims take longer in a debug build than the client waits by default.
+    // A million claims take longer in a debug build than the client's default timeout.
     let reply =
         fixture.core.client().send(request.timeout(Duration::from_secs(300))).await.expect("an export");
     let took = started.elapsed();

@@ -1,5 +1,5 @@
-//! A replicated Redis that fails over under load, and what is promised then: claims that had reached SQL stay, and never
-//! pass a limit; what was acknowledged and had not is lost, or stored as revoked.
+//! Failovers of a replicated Redis under load. Claims that had reached SQL survive and never exceed a limit;
+//! other acknowledged claims are lost or stored as revoked.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use support::postgres::Postgres;
 use support::process::Signal;
 use support::rng::Rng;
 use support::sql::Sql;
-use support::storm::{Seen, Wish};
+use support::storm::{ClaimAttempt, ClaimOutcome};
 use support::topology::ONE_SERVER;
 use support::wait::holds;
 use support::{Core, CoreOptions, RedisServer, RedisView, SOON, eventually, heavy};
@@ -24,15 +24,15 @@ use crate::tally::{Row, say};
 
 const FAILOVERS: usize = 3;
 const PERSISTED: Expect<'_> = Expect { promise: Promise::Persisted, differences: &[] };
-/// What is acknowledged by the primary alone before it fails.
+/// Time for which the primary acknowledges claims without its replica before it fails.
 const WINDOW: Duration = Duration::from_millis(150);
 const USERS: u64 = 400;
 const LIMITS: Limits = Limits { total: Some(9000), per_user: Some(36), per_user_per_day: Some(36) };
 
-/// A primary and its replica, behind a proxy that leads to whichever is the primary.
+/// A primary and its replica, behind a proxy that connects to the current primary.
 struct Pair {
     proxy: FaultProxy,
-    /// By which the replica follows the primary.
+    /// The proxy through which the replica follows the primary.
     link: FaultProxy,
     primary: RedisServer,
     replica: RedisServer,
@@ -40,7 +40,7 @@ struct Pair {
 
 impl Pair {
     async fn start() -> Self {
-        // A resync begins at once, not after five seconds.
+        // A resync starts at once instead of after five seconds.
         let settings = [("repl-diskless-sync-delay", "0")];
         let primary = RedisServer::start_with(&settings, &[]).await;
         let replica = RedisServer::start_with(&settings, &[]).await;
@@ -51,7 +51,7 @@ impl Pair {
         pair
     }
 
-    /// The replica follows the primary, and has caught up.
+    /// Makes the replica follow the primary, and waits until it has caught up.
     async fn follow(&self) {
         self.link.point_at(socket(&self.primary));
         let replica = self.replica.view().await;
@@ -64,12 +64,12 @@ impl Pair {
         .await;
     }
 
-    /// From now on the primary goes on alone.
+    /// Disconnects the replica from the primary.
     fn cut_replica_off(&self) {
         self.link.point_at(PathBuf::new());
     }
 
-    /// The primary is gone; the replica takes its place.
+    /// Kills the primary and promotes the replica.
     async fn fail_over(&mut self) {
         self.primary.process().kill();
         let replica = self.replica.view().await;
@@ -78,7 +78,8 @@ impl Pair {
         std::mem::swap(&mut self.primary, &mut self.replica);
     }
 
-    /// The old primary comes back, as the new one's replica: what only it had is dropped.
+    /// Restarts the old primary as the new primary's replica, which drops all writes that were not
+    /// replicated.
     async fn rejoin(&mut self) {
         self.replica.kill_and_restart().await;
         self.follow().await;
@@ -86,8 +87,8 @@ impl Pair {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn failover_under_load() {
-    only_on!(ONE_SERVER, "its proxy stands before one server");
+async fn persisted_claims_survive_a_failover_under_load() {
+    only_on!(ONE_SERVER, "the proxy supports only one server");
     let row = Row::begin("failover of a replicated Redis under load");
     let _turn = heavy().await;
     let mut pair = Pair::start().await;
@@ -97,7 +98,7 @@ async fn failover_under_load() {
     let mut rng = Rng::seeded("failover");
     for round in 1..=FAILOVERS {
         let over = AtomicBool::new(false);
-        let first = rng.draw() % USERS;
+        let first = rng.next_number() % USERS;
         let claims = claim_until(&checker, &core, first, round, &over);
         let fail_over = async {
             tokio::time::sleep(Duration::from_millis(400)).await;
@@ -107,39 +108,35 @@ async fn failover_under_load() {
             tokio::time::sleep(WINDOW).await;
             pair.fail_over().await;
             let down = Instant::now();
-            // The campaign becomes not ready, is loaded from SQL, and is ready again automatically.
+            // The campaign stops being ready, is loaded from SQL, and becomes ready automatically.
             let probe = format!("probe-{round}");
-            eventually(SOON, || async {
-                let seen = checker.claim(&core, &probe, "k").await;
-                holds(seen != Seen::Unknown, || "no decision".to_owned())
-            })
-            .await;
+            checker.decided(SOON, &core, &probe, "k").await;
             let down = down.elapsed();
             tokio::time::sleep(Duration::from_millis(300)).await;
             over.store(true, Ordering::Relaxed);
             (persisted, down)
         };
         let ((persisted, down), ()) = tokio::join!(fail_over, claims);
-        quiet(&core, &pair.primary.view().await).await;
+        until_quiet(&core, &pair.primary.view().await).await;
         let rows = sql.claims("demo").await;
         for before in persisted {
-            let now = rows.iter().find(|row| row.id == before.id).expect("it had reached SQL");
+            let now = rows.iter().find(|row| row.id == before.id).expect("a claim that had reached SQL");
             assert_eq!((now.status.as_str(), now.sequence), ("granted", before.sequence), "{before:?}");
         }
         let revoked = rows.iter().filter(|row| row.status == "revoked").count();
         let there: BTreeSet<_> = rows.iter().map(|row| row.id.as_str()).collect();
         let lost = checker.acknowledged().iter().filter(|id| !there.contains(id.as_str())).count();
         say(&format!(
-            "  failover {round}: decisions again after {down:.1?}; of {} claims acknowledged {lost} lost, {revoked} revoked",
+            "  failover {round}: decisions again after {down:.1?}; {} claims acknowledged, {lost} lost, {revoked} revoked",
             checker.acknowledged().len()
         ));
         pair.rejoin().await;
     }
     let verdict = checker.judge(&[&core], &sql, &pair.primary.view().await, PERSISTED).await;
-    row.survived(checker.asked(), verdict);
+    row.survived(checker.call_count(), verdict);
 }
 
-/// Claims of random users by new keys, until it is over.
+/// Sends claims of various users with new keys until `over` is set.
 async fn claim_until(checker: &Checker, core: &Core, first: u64, round: usize, over: &AtomicBool) {
     let url = core.url("/internal/v1/claims");
     let callers = (0..32).map(|caller| {
@@ -150,8 +147,8 @@ async fn claim_until(checker: &Checker, core: &Core, first: u64, round: usize, o
                     return;
                 }
                 let user = format!("u{}", (first + caller * 7 + key) % USERS);
-                let wish = Wish { user, key: format!("k{round}-{caller}-{key}"), units: 1 };
-                if checker.ask(core.client(), url, &wish).await == Seen::Unknown {
+                let attempt = ClaimAttempt { user, key: format!("k{round}-{caller}-{key}"), units: 1 };
+                if checker.send(core.client(), url, &attempt).await == ClaimOutcome::Unknown {
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
             }
@@ -160,7 +157,7 @@ async fn claim_until(checker: &Checker, core: &Core, first: u64, round: usize, o
     futures_util::future::join_all(callers).await;
 }
 
-async fn quiet(core: &Core, redis: &RedisView) {
+async fn until_quiet(core: &Core, redis: &RedisView) {
     eventually(SOON, || async {
         let view = core.get("/internal/v1/campaigns/demo").await;
         let entries = redis.outbox_entries("demo").await;
@@ -169,17 +166,14 @@ async fn quiet(core: &Core, redis: &RedisView) {
     .await;
 }
 
-/// One user takes all that is allowed from a primary whose replica never hears of it, and then all again from the
-/// promoted replica. The core that knows of the first is frozen with those claims in hand, and writes them late: the other
-/// one has nothing to go by but that the server was promoted.
+/// One user takes the full limit from a primary that is not replicated, and again from the promoted replica.
+/// The core with the first claims in flight is frozen and writes them late. The other core can detect the
+/// loss only by the promotion.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn failover_that_forgets_a_user() {
-    only_on!(ONE_SERVER, "its proxy stands before one server");
-    let row = Row::begin("failover of a replicated Redis that forgets what a user took");
-    let postgres = match Postgres::start().await {
-        Ok(postgres) => postgres,
-        Err(why) => return row.skip(&why),
-    };
+async fn no_limit_is_exceeded_after_a_failover_loses_a_user() {
+    only_on!(ONE_SERVER, "the proxy supports only one server");
+    let row = Row::begin("failover of a replicated Redis that loses a user's claims");
+    let Some(postgres) = row.needs(Postgres::start().await) else { return };
     let url = postgres.database("claimgate").await;
     let sql = Sql::open(&url);
     let mut pair = Pair::start().await;
@@ -191,55 +185,54 @@ async fn failover_that_forgets_a_user() {
     let limits = Limits { total: Some(1000), per_user: Some(10), per_user_per_day: None };
     let checker = Checker::create(&first, "demo", limits).await;
     checker.win(&second, 0..10).await;
-    quiet(&first, &pair.primary.view().await).await;
+    until_quiet(&first, &pair.primary.view().await).await;
     let epoch = pair.primary.view().await.counter("demo", "epoch").await;
     pair.cut_replica_off();
     let held = sql.hold().await;
-    takes_all(&checker, &first, "before").await;
-    until_in_hand(&pair.primary.view().await, 1).await;
+    claim_all(&checker, &first, "before").await;
+    until_in_flight(&pair.primary.view().await, 1).await;
     first.process().signal(Signal::STOP);
     row.kill();
     pair.fail_over().await;
     held.release().await;
-    eventually(SOON, || async {
-        let seen = checker.claim(&second, "alice", "after").await;
-        holds(seen != Seen::Unknown, || "no decision".to_owned())
-    })
-    .await;
+    checker.decided(SOON, &second, "alice", "after").await;
     let redis = pair.primary.view().await;
-    assert!(redis.counter("demo", "epoch").await > epoch, "decided before it was loaded again");
-    takes_all(&checker, &second, "after").await;
+    assert!(
+        redis.counter("demo", "epoch").await > epoch,
+        "claims were decided before the campaign was loaded again"
+    );
+    claim_all(&checker, &second, "after").await;
     first.process().signal(Signal::CONT);
     let verdict = checker.judge(&[&first, &second], &sql, &redis, PERSISTED).await;
-    row.survived(checker.asked(), verdict);
+    row.survived(checker.call_count(), verdict);
 }
 
-/// Alice asks for ten claims, one after the other.
-async fn takes_all(checker: &Checker, core: &Core, keys: &str) {
+/// Sends ten claims of alice, one after another.
+async fn claim_all(checker: &Checker, core: &Core, keys: &str) {
     for key in 0..10 {
         checker.claim(core, "alice", &format!("{keys}-{key}")).await;
     }
 }
 
-/// Waits until cores have read this many entries that are not in SQL yet.
-async fn until_in_hand(redis: &RedisView, least: usize) {
+/// Waits until cores have read at least this number of entries that SQL does not have yet.
+async fn until_in_flight(redis: &RedisView, least: usize) {
     eventually(SOON, || async {
-        let pending = cores::in_hand(redis, "demo").await.len();
-        holds(pending >= least, || format!("{pending} entries in hand"))
+        let pending = cores::entries_in_flight(redis, "demo").await.len();
+        holds(pending >= least, || format!("{pending} entries in flight"))
     })
     .await;
 }
 
 const KEYS: [&str; 5] = ["campaign", "users", "claims", "holds", "outbox"];
 
-/// A campaign's keys as they were: what a replica holds that was promoted before it had caught up.
-struct Behind {
+/// A copy of a campaign's keys at an earlier time, like those of a replica promoted before it has caught up.
+struct StaleCopy {
     dumps: Vec<(String, Vec<u8>)>,
     redis: redis::aio::MultiplexedConnection,
 }
 
-impl Behind {
-    async fn remember(server: &RedisServer) -> Self {
+impl StaleCopy {
+    async fn take(server: &RedisServer) -> Self {
         let mut redis = support::inspect::patient_connection(&server.url()).await.unwrap();
         let mut dumps = Vec::new();
         for key in KEYS.map(|what| support::inspect::key("demo", what)) {
@@ -248,8 +241,8 @@ impl Behind {
         Self { dumps, redis }
     }
 
-    /// In one transaction, so that no reader sees half of it.
-    async fn take_over(mut self) {
+    /// Restores the keys in one transaction, so that no reader sees only some of the keys.
+    async fn restore(mut self) {
         let mut all = redis::pipe();
         all.atomic();
         for (key, dump) in &self.dumps {
@@ -259,25 +252,23 @@ impl Behind {
     }
 }
 
-/// With two cores the one that has seen more suspends the campaign for both.
+/// The core with the newer state suspends the campaign for both cores.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn failover_under_two_cores() {
-    only_on!(ONE_SERVER, "its proxy stands before one server");
+async fn a_core_with_newer_state_suspends_a_stale_campaign() {
+    only_on!(ONE_SERVER, "the proxy supports only one server");
     let row = Row::begin("failover of a replicated Redis under two cores");
-    let mut fixture = match Fixture::two_cores().await {
-        Ok(fixture) => fixture,
-        Err(why) => return row.skip(&why),
-    };
+    let Some(mut fixture) = row.needs(Fixture::two_cores().await) else { return };
     let checker = Checker::create(&fixture.core, "demo", Limits { total: Some(40), ..LIMITS }).await;
     checker.win(fixture.other(), 0..10).await;
     fixture.relayed("demo").await;
-    let behind = Behind::remember(fixture.server().one()).await;
+    let stale_copy = StaleCopy::take(fixture.server().one()).await;
     let held = fixture.sql.hold().await;
     checker.win(&fixture.core, 10..20).await;
     row.kill();
-    behind.take_over().await;
+    stale_copy.restore().await;
     held.release().await;
-    // The second core has seen none of what is gone, and may go on granting until the first one has a say.
+    // The second core has seen none of the lost claims, and may continue to grant claims until the first core
+    // suspends the campaign.
     for user in 20..60 {
         checker.claim(fixture.other(), &format!("u{user}"), "k").await;
     }
@@ -285,40 +276,37 @@ async fn failover_under_two_cores() {
     fixture.judge(row, &checker, PERSISTED).await;
 }
 
-/// The worst of both: cores hold claims in hand that the new primary has never heard of, and the units of those claims
-/// are granted again, in smaller pieces. Whatever reaches SQL first, SQL stays within the limit.
+/// The worst case: cores have claims in flight that the new primary lacks, and the units of these claims are
+/// granted again in smaller claims. SQL stays within the limit, regardless of which claims reach it first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn failover_with_claims_in_hand() {
-    only_on!(ONE_SERVER, "its proxy stands before one server");
-    let row = Row::begin("failover of a replicated Redis with claims in hand");
-    let mut fixture = match Fixture::two_cores().await {
-        Ok(fixture) => fixture,
-        Err(why) => return row.skip(&why),
-    };
+async fn claims_in_flight_at_a_failover_do_not_exceed_limits() {
+    only_on!(ONE_SERVER, "the proxy supports only one server");
+    let row = Row::begin("failover of a replicated Redis with claims in flight");
+    let Some(mut fixture) = row.needs(Fixture::two_cores().await) else { return };
     let limits = Limits { total: Some(70), per_user: None, per_user_per_day: None };
     let checker = Checker::create(&fixture.core, "demo", limits).await;
     checker.win(fixture.other(), 0..10).await;
     fixture.relayed("demo").await;
-    let behind = Behind::remember(fixture.server().one()).await;
+    let stale_copy = StaleCopy::take(fixture.server().one()).await;
     let held = fixture.sql.hold().await;
     many(&checker, &fixture.core, "large", 10, 5).await;
-    until_in_hand(&fixture.redis().await, 2).await;
+    until_in_flight(&fixture.redis().await, 2).await;
     row.kill();
-    behind.take_over().await;
+    stale_copy.restore().await;
     many(&checker, fixture.other(), "small", 60, 1).await;
     held.release().await;
     fixture.judge(row, &checker, PERSISTED).await;
 }
 
-/// `count` users at once, `units` each.
+/// Sends claims of `count` users concurrently, `units` each.
 async fn many(checker: &Checker, core: &Core, name: &str, count: usize, units: u32) {
     let url = core.url("/internal/v1/claims");
-    let asked = (0..count).map(|at| {
-        let wish = Wish { user: format!("{name}-{at}"), key: "k".to_owned(), units };
+    let claims = (0..count).map(|at| {
+        let attempt = ClaimAttempt { user: format!("{name}-{at}"), key: "k".to_owned(), units };
         let url = &url;
-        async move { checker.ask(core.client(), url, &wish).await }
+        async move { checker.send(core.client(), url, &attempt).await }
     });
-    let asked = futures_util::future::join_all(asked).await;
-    let won = asked.iter().filter(|seen| matches!(seen, Seen::Claimed { .. })).count();
+    let claims = futures_util::future::join_all(claims).await;
+    let won = claims.iter().filter(|outcome| matches!(outcome, ClaimOutcome::Claimed { .. })).count();
     say(&format!("  {won} of {count} {name} claims acknowledged"));
 }

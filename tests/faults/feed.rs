@@ -1,4 +1,4 @@
-//! The feed while cores write, die and wait for each other: a reader that follows misses no change.
+//! A follower of the feed misses no change while cores write, die and wait for each other.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,17 +18,17 @@ use tokio::time::sleep;
 use crate::fixture::Fixture;
 use crate::tally::Row;
 
-/// As many as two cores write to PostgreSQL at once.
+/// Number of campaigns, as many as two cores write to PostgreSQL concurrently.
 const CAMPAIGNS: usize = 8;
 const CALLERS: usize = 16;
-/// Claims of each caller; every second one is given back.
+/// Claims of each caller; every second one is returned.
 const CLAIMS: usize = 40;
-/// How long a reader waits that got no answer.
-const AGAIN: Duration = Duration::from_millis(20);
-/// How long PostgreSQL lets a transaction of core's wait for a row, in seconds.
+/// Pause of a reader after a call without an answer.
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
+/// PostgreSQL's lock timeout for core's transactions, in seconds.
 const LOCK_TIMEOUT_S: u32 = 10;
 
-/// Where the calls of a storm go: to each core in turn.
+/// The cores to which the calls of a storm go in turn.
 #[derive(Default)]
 struct Storm {
     cores: Mutex<Vec<(String, CoreAddress)>>,
@@ -48,7 +48,7 @@ impl Storm {
         cores[self.at.fetch_add(1, Ordering::Relaxed) % cores.len()].clone()
     }
 
-    /// Posts to a path of the claims until it is answered.
+    /// Retries a POST request to a path of the claims until it is answered.
     async fn answered(&self, client: &Client, path: &str, body: &Value) -> Reply {
         eventually(2 * SOON, || async {
             let request = client.request(Method::POST, &format!("{}{path}", self.next().0));
@@ -79,7 +79,7 @@ impl Storm {
         join_all((0..CALLERS).map(|caller| self.caller(caller))).await;
     }
 
-    /// Waits until so many claims of `of` were made.
+    /// Waits until the fraction `part` / `of` of the claims has been made.
     async fn reached(&self, part: usize, of: usize) {
         let until = CALLERS * CLAIMS * part / of;
         eventually(4 * SOON, || async {
@@ -94,16 +94,16 @@ impl Storm {
         let mut follower = Follower::default();
         loop {
             let over = self.over.load(Ordering::Relaxed);
-            match follower.ask(&self.next().1, wait_s).await {
+            match follower.poll(&self.next().1, wait_s).await {
                 Some(0) if over => return follower,
                 Some(_) => {}
-                None => sleep(AGAIN).await,
+                None => sleep(RETRY_PAUSE).await,
             }
         }
     }
 }
 
-/// The first core is killed in the middle, and later started again.
+/// Kills the first core in the middle of the storm, and restarts it later.
 async fn kill_a_core(row: &Row, fixture: &mut Fixture, storm: &Storm) {
     storm.reached(1, 3).await;
     row.kill();
@@ -133,43 +133,39 @@ async fn storm(row: Row, mut fixture: Fixture) {
         }
         storm.over.store(true, Ordering::Relaxed);
     };
-    // One that waits for more, and one that asks all the time, so that it reads between two commits.
-    let (waits, asks, ()) = tokio::join!(storm.follow(1), storm.follow(0), load);
+    // One follower uses long polls; the other polls continuously, so that it also reads between two commits.
+    let (waits, polls, ()) = tokio::join!(storm.follow(1), storm.follow(0), load);
     let mut rows = Vec::new();
     for at in 0..CAMPAIGNS {
         rows.extend(fixture.sql.claims(&format!("demo{at}")).await);
     }
     assert_eq!(rows.len(), CALLERS * CLAIMS);
-    waits.knows(&rows);
-    asks.knows(&rows);
-    row.passed(rows.len(), &format!("told in {} and {} items", waits.items, asks.items));
+    waits.matches_sql(&rows);
+    polls.matches_sql(&rows);
+    row.passed(rows.len(), &format!("reported in {} and {} items", waits.items, polls.items));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_storm_followed_on_postgres() {
+async fn a_follower_misses_nothing_in_a_storm_on_postgres() {
     let row = Row::begin("the feed followed in a storm: two cores, PostgreSQL");
     let _turn = heavy().await;
-    match Fixture::two_cores().await {
-        Ok(fixture) => storm(row, fixture).await,
-        Err(why) => row.skip(&why),
-    }
+    let Some(fixture) = row.needs(Fixture::two_cores().await) else { return };
+    storm(row, fixture).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_storm_followed_on_sqlite() {
+async fn a_follower_misses_nothing_in_a_storm_on_sqlite() {
     let row = Row::begin("the feed followed in a storm: one core, SQLite");
     let _turn = heavy().await;
     storm(row, Fixture::managed().await).await;
 }
 
-/// What commits first is told first, and does not wait for what began before it: not even until PostgreSQL gives that up.
+/// Commits appear in the feed in their order, without waiting for transactions that began earlier, even if
+/// PostgreSQL times those out.
 #[tokio::test]
-async fn a_commit_that_is_held_up_is_told_later_and_holds_up_no_other() {
+async fn a_slow_commit_does_not_delay_others_in_the_feed() {
     let row = Row::begin("the feed while one campaign's row is locked");
-    let fixture = match Fixture::two_cores().await {
-        Ok(fixture) => fixture,
-        Err(why) => return row.skip(&why),
-    };
+    let Some(fixture) = row.needs(Fixture::two_cores().await) else { return };
     for id in ["slow", "fast"] {
         fixture.core.create(id, json!({})).await;
     }
@@ -181,21 +177,22 @@ async fn a_commit_that_is_held_up_is_told_later_and_holds_up_no_other() {
     for user in ["carl", "dora", "eve"] {
         fixture.core.claim("fast", user, "k").await.expect(201);
         let page = fixture.core.admin_get(&follower.path(100, LOCK_TIMEOUT_S - 2)).await.expect(200).json();
-        let told: Vec<_> =
+        let reported: Vec<_> =
             follower.take(&page).iter().map(|item| item["claim"]["user_id"].to_string()).collect();
-        assert_eq!(told, [format!("\"{user}\"")]);
+        assert_eq!(reported, [format!("\"{user}\"")]);
     }
     held.release().await;
     fixture.relayed("slow").await;
-    follower.to_the_end(&fixture.core, 100).await;
-    follower.knows(&[fixture.sql.claims("slow").await, fixture.sql.claims("fast").await].concat());
-    row.passed(5, "told in the order of commits");
+    follower.read_all(&fixture.core, 100).await;
+    follower.matches_sql(&[fixture.sql.claims("slow").await, fixture.sql.claims("fast").await].concat());
+    row.passed(5, "reported in the order of commits");
 }
 
-/// The cursor holds while Redis is emptied and the campaign is loaded again, and claims that are revoked by it are told as such.
+/// The cursor stays valid while Redis is emptied and the campaign is reloaded, and the feed reports claims
+/// that the reload revokes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rebuild_is_followed() {
-    let row = Row::begin("the feed over a rebuild: SQLite");
+async fn a_cursor_stays_valid_across_a_rebuild() {
+    let row = Row::begin("the feed across a rebuild: SQLite");
     let mut fixture = Fixture::managed().await;
     fixture.core.create("demo", json!({})).await;
     let mut follower = Follower::default();
@@ -208,7 +205,7 @@ async fn a_rebuild_is_followed() {
             seen.await.expect(201);
         }
         fixture.relayed("demo").await;
-        follower.to_the_end(&fixture.core, 2).await;
+        follower.read_all(&fixture.core, 2).await;
         row.fault();
         if round == 0 {
             let keys = ["campaign", "users", "claims", "holds", "outbox"].map(|what| key("demo", what));
@@ -219,6 +216,6 @@ async fn a_rebuild_is_followed() {
             fixture.replace_core().await;
         }
     }
-    follower.knows(&fixture.sql.claims("demo").await);
-    row.passed(15, "each told");
+    follower.matches_sql(&fixture.sql.claims("demo").await);
+    row.passed(15, "each reported");
 }

@@ -1,11 +1,10 @@
-//! One and the same life of claims, over SQLite and PostgreSQL, managed and external Redis.
+//! The same life cycle of claims on SQLite and PostgreSQL, with managed and external Redis.
 
 use reqwest::Method;
 use serde_json::{Value, json};
 use support::checker::{Checker, Expect, Limits};
-use support::core_client::API_TOKEN;
 use support::core_client::campaign;
-use support::storm::{Seen, Wish};
+use support::storm::{ClaimAttempt, ClaimOutcome};
 use support::wait::holds;
 use support::{Core, SOON, eventually};
 
@@ -15,112 +14,104 @@ use crate::tally::Row;
 const LIMITS: Limits = Limits { total: Some(6), per_user: Some(3), per_user_per_day: Some(2) };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sqlite_and_managed_redis() {
+async fn claims_work_on_sqlite_and_managed_redis() {
     flow(Row::begin("flow: SQLite, managed Redis"), Fixture::managed().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sqlite_and_external_redis() {
+async fn claims_work_on_sqlite_and_external_redis() {
     flow(Row::begin("flow: SQLite, external Redis"), Fixture::external().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn postgres_and_managed_redis() {
+async fn claims_work_on_postgres_and_managed_redis() {
     on_postgres(Row::begin("flow: PostgreSQL, managed Redis"), true).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn postgres_and_external_redis() {
+async fn claims_work_on_postgres_and_external_redis() {
     on_postgres(Row::begin("flow: PostgreSQL, external Redis"), false).await;
 }
 
 async fn on_postgres(row: Row, managed: bool) {
-    match Fixture::on_postgres(managed).await {
-        Ok(fixture) => flow(row, fixture).await,
-        Err(why) => row.skip(&why),
-    }
+    let Some(fixture) = row.needs(Fixture::on_postgres(managed).await) else { return };
+    flow(row, fixture).await;
 }
 
 async fn flow(row: Row, mut fixture: Fixture) {
     let checker = Checker::create(&fixture.core, "demo", LIMITS).await;
     limits_and_replays(&fixture.core, &checker).await;
     changes(&fixture.core, &checker).await;
-    what_sql_tells(&fixture, &checker).await;
+    sql_agrees(&fixture, &checker).await;
     let holding = holds_end(&fixture.core).await;
     row.kill();
     fixture.replace_core().await;
-    let again = checker.claim(&fixture.core, "alice", "k1").await;
-    assert!(matches!(again, Seen::Claimed { replayed: true, .. }), "after a restart: {again:?}");
+    let again = checker.decided(SOON, &fixture.core, "alice", "k1").await;
+    assert!(matches!(again, ClaimOutcome::Claimed { replayed: true, .. }), "after a restart: {again:?}");
     let cores = [&fixture.core];
     holding.judge(&cores, &fixture.sql, &fixture.redis().await, Expect::default()).await;
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
-async fn ask(core: &Core, checker: &Checker, user: &str, key: &str, units: u32) -> Seen {
-    let wish = Wish { user: user.to_owned(), key: key.to_owned(), units };
-    checker.ask(core.client(), &core.url("/internal/v1/claims"), &wish).await
+async fn send_claim(core: &Core, checker: &Checker, user: &str, key: &str, units: u32) -> ClaimOutcome {
+    let attempt = ClaimAttempt { user: user.to_owned(), key: key.to_owned(), units };
+    checker.send(core.client(), &core.url("/internal/v1/claims"), &attempt).await
 }
 
-fn id(seen: &Seen) -> &str {
-    match seen {
-        Seen::Claimed { id, .. } => id,
+fn id(outcome: &ClaimOutcome) -> &str {
+    match outcome {
+        ClaimOutcome::Claimed { id, .. } => id,
         other => panic!("no claim: {other:?}"),
     }
 }
 
-fn denied(seen: &Seen, code: &str, remaining: u64) {
-    let expected = Seen::Denied { code: code.to_owned(), remaining: Some(remaining) };
-    assert_eq!(*seen, expected);
-}
-
-/// Confirms or returns a claim.
-pub async fn transition(core: &Core, id: &str, verb: &str) -> support::Reply {
-    let url = core.url(&format!("/internal/v1/claims/{id}/{verb}"));
-    core.client().call(Method::POST, &url, API_TOKEN, &Value::Null).await
+fn denied(outcome: &ClaimOutcome, code: &str, remaining: u64) {
+    let expected = ClaimOutcome::Denied { code: code.to_owned(), remaining: Some(remaining) };
+    assert_eq!(*outcome, expected);
 }
 
 async fn limits_and_replays(core: &Core, checker: &Checker) {
-    let first = ask(core, checker, "alice", "k1", 1).await;
+    let first = send_claim(core, checker, "alice", "k1", 1).await;
     assert!(
-        matches!(first, Seen::Claimed { sequence: 1, replayed: false, remaining: Some(5), .. }),
+        matches!(first, ClaimOutcome::Claimed { sequence: 1, replayed: false, remaining: Some(5), .. }),
         "{first:?}"
     );
-    let again = ask(core, checker, "alice", "k1", 1).await;
-    assert!(matches!(again, Seen::Claimed { sequence: 1, replayed: true, .. }), "{again:?}");
+    let again = send_claim(core, checker, "alice", "k1", 1).await;
+    assert!(matches!(again, ClaimOutcome::Claimed { sequence: 1, replayed: true, .. }), "{again:?}");
     core.claim_units("demo", "alice", "k1", 2).await.refused(422, "idempotency_key_reused");
-    denied(&ask(core, checker, "alice", "k2", 2).await, "user_daily_limit_reached", 1);
-    ask(core, checker, "alice", "k2", 1).await;
-    denied(&ask(core, checker, "alice", "k3", 1).await, "user_daily_limit_reached", 0);
+    denied(&send_claim(core, checker, "alice", "k2", 2).await, "user_daily_limit_reached", 1);
+    send_claim(core, checker, "alice", "k2", 1).await;
+    denied(&send_claim(core, checker, "alice", "k3", 1).await, "user_daily_limit_reached", 0);
     for user in ["bob", "carol"] {
-        assert!(matches!(ask(core, checker, user, "k1", 2).await, Seen::Claimed { .. }));
+        assert!(matches!(send_claim(core, checker, user, "k1", 2).await, ClaimOutcome::Claimed { .. }));
     }
-    denied(&ask(core, checker, "dave", "k1", 1).await, "sold_out", 0);
-    // Room again, once, however often it is given back.
+    denied(&send_claim(core, checker, "dave", "k1", 1).await, "sold_out", 0);
+    // Returned units become available only once, even if they are returned repeatedly.
     let id = id(&again).to_owned();
     for _ in 0..3 {
-        let told = transition(core, &id, "return").await.expect(200).json();
-        assert_eq!(told["claim"]["status"], "returned");
+        let report = core.transition(&id, "return").await.expect(200).json();
+        assert_eq!(report["claim"]["status"], "returned");
     }
     checker.ended(&id);
-    assert!(matches!(ask(core, checker, "dave", "k1", 1).await, Seen::Claimed { .. }));
-    denied(&ask(core, checker, "erin", "k1", 1).await, "sold_out", 0);
+    assert!(matches!(send_claim(core, checker, "dave", "k1", 1).await, ClaimOutcome::Claimed { .. }));
+    denied(&send_claim(core, checker, "erin", "k1", 1).await, "sold_out", 0);
     let replay = core.claim("demo", "alice", "k1").await.expect(200).json();
-    assert_eq!(replay["claim"]["status"], "returned", "the key is the claim's for ever");
+    assert_eq!(replay["claim"]["status"], "returned", "the key belongs to this claim forever");
 }
 
 async fn changes(core: &Core, checker: &Checker) {
     core.set_admin_state("demo", "pause").await.expect(200);
-    let paused = ask(core, checker, "erin", "k1", 1).await;
-    assert!(matches!(&paused, Seen::Denied { code, .. } if code == "paused"), "{paused:?}");
+    let paused = send_claim(core, checker, "erin", "k1", 1).await;
+    assert!(matches!(&paused, ClaimOutcome::Denied { code, .. } if code == "paused"), "{paused:?}");
     core.set_admin_state("demo", "resume").await.expect(200);
     core.patch("demo", json!({"limits": {"total": 3}})).await.expect(200);
-    denied(&ask(core, checker, "erin", "k1", 1).await, "sold_out", 0);
+    denied(&send_claim(core, checker, "erin", "k1", 1).await, "sold_out", 0);
     core.patch("demo", json!({"limits": {"total": 6}})).await.expect(200);
     let stale = json!({"version": 1, "name": "late"});
     core.admin(Method::PATCH, "/admin/v1/campaigns/demo", &stale).await.refused(409, "version_conflict");
 }
 
-async fn what_sql_tells(fixture: &Fixture, checker: &Checker) {
+async fn sql_agrees(fixture: &Fixture, checker: &Checker) {
     fixture.relayed("demo").await;
     let core = &fixture.core;
     for id in checker.acknowledged() {
@@ -136,15 +127,16 @@ async fn what_sql_tells(fixture: &Fixture, checker: &Checker) {
     let page = core.admin_get("/admin/v1/campaigns/demo/claims?limit=3").await.expect(200).json();
     assert_eq!(page["items"].as_array().unwrap().len(), 3, "{page}");
     assert!(page["next_cursor"].is_string(), "{page}");
-    let told = fixture.reconciliation("demo").await;
+    let report = fixture.reconciliation("demo").await;
     assert_eq!(
-        (&told["agrees"], &told["sql"]["taken"], &told["redis"]["taken"]),
+        (&report["agrees"], &report["sql"]["taken"], &report["redis"]["taken"]),
         (&json!(true), &json!(6), &json!(6)),
-        "{told}"
+        "{report}"
     );
 }
 
-/// One is confirmed, one given back, one left to expire; the last comes back by itself.
+/// Confirms one hold, returns one and lets one expire. The units of the expired hold must become available
+/// automatically.
 async fn holds_end(core: &Core) -> Checker {
     let limits = Limits { total: Some(3), ..LIMITS };
     let mut body = campaign("held", limits.json());
@@ -153,25 +145,24 @@ async fn holds_end(core: &Core) -> Checker {
     let checker = Checker::new("held", limits);
     let mut ids = Vec::new();
     for user in ["alice", "bob", "carol"] {
-        ids.push(id(&ask(core, &checker, user, "k", 1).await).to_owned());
+        ids.push(id(&send_claim(core, &checker, user, "k", 1).await).to_owned());
     }
-    denied(&ask(core, &checker, "dave", "k", 1).await, "sold_out", 0);
+    denied(&send_claim(core, &checker, "dave", "k", 1).await, "sold_out", 0);
     for _ in 0..2 {
-        let told = transition(core, &ids[0], "confirm").await.expect(200).json();
+        let report = core.transition(&ids[0], "confirm").await.expect(200).json();
         assert_eq!(
-            (&told["claim"]["status"], &told["claim"]["expires_at"]),
+            (&report["claim"]["status"], &report["claim"]["expires_at"]),
             (&json!("granted"), &Value::Null)
         );
-        transition(core, &ids[1], "return").await.expect(200);
+        core.transition(&ids[1], "return").await.expect(200);
     }
-    transition(core, &ids[1], "confirm").await.refused(409, "claim_returned");
+    core.transition(&ids[1], "confirm").await.refused(409, "claim_returned");
     eventually(SOON, || async {
         let left = core.campaign("held").await["remaining"].clone();
         holds(left == 2, || format!("{left} left"))
     })
     .await;
-    transition(core, &ids[2], "confirm").await.refused(409, "claim_expired");
+    core.transition(&ids[2], "confirm").await.refused(409, "claim_expired");
     ids[1..].iter().for_each(|id| checker.ended(id));
-    // A claim made now is held too: confirmed, so that the judge finds it standing.
     checker
 }

@@ -1,4 +1,5 @@
-//! What core does without any calls: one campaign that fails stops no other, nothing spins, and idling costs nothing.
+//! Core's background work: a failing campaign does not block other campaigns, no job runs in a busy loop, and
+//! an idle core costs almost nothing.
 
 use std::time::{Duration, Instant};
 
@@ -10,36 +11,23 @@ use support::only_on;
 use support::process::{Signal, cpu_ms, runs, signal_group, signal_pid, signal_pids};
 use support::sql::Sql;
 use support::topology::OWN;
-use support::wait::holds;
+use support::wait::{holds, until_status};
 use support::{Core, RedisView, SOON, eventually};
 use tokio::time::sleep;
 
-use crate::cores::in_hand;
+use crate::cores::entries_in_flight;
 use crate::fixture::Fixture;
 use crate::registers::counter;
 use crate::tally::{Row, say};
 
-/// Whatever hangs, core has ended by then.
+/// Core stops within this time, regardless of which store hangs.
 const STOPPED_MAX: Duration = Duration::from_secs(15);
-/// Readiness has turned by then.
-const TURNED_MAX: Duration = Duration::from_secs(5);
+/// Readiness changes within this time.
+const READINESS_MAX: Duration = Duration::from_secs(5);
 
-/// Waits until `core` has decided to grant `user` a unit of `campaign`.
+/// Waits until `core` grants `user` a unit of `campaign`.
 async fn wins(core: &Core, campaign: &str, user: &str) {
-    eventually(SOON, || async {
-        let reply = core.claim(campaign, user, "k").await;
-        holds(reply.status < 300, || reply.text())
-    })
-    .await;
-}
-
-/// Waits until SQL has heard of everything in the campaign's outbox.
-async fn relayed(redis: &RedisView, campaign: &str, within: Duration) {
-    eventually(within, || async {
-        let entries = redis.outbox_entries(campaign).await;
-        holds(entries == 1, || format!("{entries} entries in the outbox of {campaign}"))
-    })
-    .await;
+    until_status(SOON, &[200, 201], async || core.claim(campaign, user, "k").await).await;
 }
 
 async fn create_holding(core: &Core, id: &str, hold_seconds: u32) {
@@ -48,22 +36,22 @@ async fn create_holding(core: &Core, id: &str, hold_seconds: u32) {
     core.create_with(body).await;
 }
 
-async fn given_back(redis: &RedisView, campaign: &str, within: Duration) {
+async fn until_returned(redis: &RedisView, campaign: &str, within: Duration) {
     eventually(within, || async {
         let taken = redis.counter(campaign, "taken").await;
-        holds(taken == 0, || format!("{taken} of {campaign} are still taken"))
+        holds(taken == 0, || format!("{taken} units of {campaign} are still taken"))
     })
     .await;
 }
 
-/// A thousand campaigns, each with a hold that falls due in an hour, and no caller: nothing is written, no script is
-/// called, and hardly any time is spent.
+/// With a thousand campaigns, each with a hold due in an hour, and no callers, core writes nothing, calls no
+/// script, and uses little processor time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_campaigns_with_holds_at_rest_cost_next_to_nothing() {
+async fn a_thousand_idle_campaigns_with_holds_cost_almost_nothing() {
     const CAMPAIGNS: usize = 1000;
     const REST: Duration = Duration::from_secs(30);
     const PERCENT_MAX: f64 = 10.0;
-    let row = Row::begin("1,000 campaigns with holds, at rest");
+    let row = Row::begin("1,000 idle campaigns with holds");
     let fixture = Fixture::external().await;
     for at in 0..CAMPAIGNS {
         let id = format!("c{at}");
@@ -72,15 +60,15 @@ async fn a_thousand_campaigns_with_holds_at_rest_cost_next_to_nothing() {
     }
     let redis = fixture.redis().await;
     for at in 0..CAMPAIGNS {
-        relayed(&redis, &format!("c{at}"), SOON).await;
+        redis.relayed(&format!("c{at}"), SOON).await;
     }
     let (core, servers) = (fixture.core.pid(), fixture.redis_pids().await);
-    // What has been created is looked at once more, then all is quiet.
+    // New campaigns are checked once more; after that, core is idle.
     eventually(SOON, || async {
         let before = redis.script_calls().await;
         sleep(Duration::from_secs(2)).await;
         let scripts = redis.script_calls().await - before;
-        holds(scripts == 0, || format!("{scripts} scripts were called within 2 s of rest"))
+        holds(scripts == 0, || format!("{scripts} scripts were called within 2 s while idle"))
     })
     .await;
     let used = || [cpu_ms(core), servers.iter().copied().map(cpu_ms).sum()];
@@ -96,19 +84,17 @@ async fn a_thousand_campaigns_with_holds_at_rest_cost_next_to_nothing() {
     row.passed(CAMPAIGNS, &figures);
 }
 
-/// One campaign's row is locked in SQL, so that its load hangs: another is loaded, and holds are given back, all the same.
+/// One campaign's load hangs because its row in SQL is locked. Nevertheless, a second campaign is loaded and
+/// the holds of a third campaign expire.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_campaign_whose_load_hangs_stops_no_other_ones_load_or_sweep() {
-    let row = Row::begin("a load that hangs stops no other campaign");
-    let fixture = match Fixture::on_postgres(false).await {
-        Ok(fixture) => fixture,
-        Err(why) => return row.skip(&why),
-    };
+async fn a_hanging_load_does_not_block_other_loads_or_sweeps() {
+    let row = Row::begin("a hanging load does not block other campaigns");
+    let Some(fixture) = row.needs(Fixture::on_postgres(false).await) else { return };
     let redis = fixture.redis().await;
     for id in ["stuck", "lost"] {
         fixture.core.create(id, json!({"total": 10})).await;
         wins(&fixture.core, id, "alice").await;
-        relayed(&redis, id, SOON).await;
+        redis.relayed(id, SOON).await;
     }
     create_holding(&fixture.core, "held", 3).await;
     let held = fixture.sql.hold_campaign("stuck").await;
@@ -120,20 +106,21 @@ async fn a_campaign_whose_load_hangs_stops_no_other_ones_load_or_sweep() {
     row.fault();
     redis.query::<()>(&["DEL", &key("lost", "users")]).await;
     wins(&fixture.core, "lost", "bob").await;
-    given_back(&redis, "held", Duration::from_secs(8)).await;
-    relayed(&redis, "lost", SOON).await;
+    until_returned(&redis, "held", Duration::from_secs(8)).await;
+    redis.relayed("lost", SOON).await;
     fixture.core.once().claim("stuck", "bob", "k").await.refused(503, "campaign_not_ready");
     held.release().await;
     wins(&fixture.core, "stuck", "bob").await;
     row.passed(6, "one loaded and one swept meanwhile");
 }
 
-/// A campaign that another core is loading refuses a crowd: each refusal costs its own call, and no look at the others.
+/// While another core is loading the campaign, each rejected claim costs only its own call and no check of
+/// other campaigns.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn claims_refused_while_a_campaign_is_loaded_elsewhere_make_nothing_spin() {
+async fn claims_rejected_during_a_load_do_not_cause_a_busy_loop() {
     const OTHERS: usize = 40;
     const CLAIMS: u64 = 300;
-    let row = Row::begin("claims refused while another core loads");
+    let row = Row::begin("claims rejected while another core loads");
     let fixture = Fixture::external().await;
     let redis = fixture.redis().await;
     for at in 0..OTHERS {
@@ -141,7 +128,7 @@ async fn claims_refused_while_a_campaign_is_loaded_elsewhere_make_nothing_spin()
     }
     fixture.core.create("loading", json!({"total": 1000})).await;
     wins(&fixture.core, "loading", "alice").await;
-    relayed(&redis, "loading", SOON).await;
+    redis.relayed("loading", SOON).await;
     row.fault();
     let lease = "cg:lease:{loading}";
     redis.query::<()>(&["HSET", lease, "owner", "another core", "depth", "1", "token", "7"]).await;
@@ -157,47 +144,45 @@ async fn claims_refused_while_a_campaign_is_loaded_elsewhere_make_nothing_spin()
             .refused(503, "campaign_not_ready");
     }
     let calls = redis.script_calls().await - before;
-    // Beside each claim's own: a try to load it now and then, of a few calls.
+    // Beside each claim's own call there may be a few calls for occasional load attempts.
     let tries_max = 20 * (1 + started.elapsed().as_secs());
-    assert!(calls <= CLAIMS + tries_max, "{calls} script calls for {CLAIMS} refused claims");
+    assert!(calls <= CLAIMS + tries_max, "{calls} script calls for {CLAIMS} rejected claims");
     redis.query::<()>(&["DEL", lease]).await;
     wins(&fixture.core, "loading", "bob").await;
-    row.passed(300, &format!("{calls} script calls for {CLAIMS} refused claims"));
+    row.passed(300, &format!("{calls} script calls for {CLAIMS} rejected claims"));
 }
 
-/// Holds that a dead core has made are given back by another that receives no calls.
+/// The holds of a dead core are expired by another core that receives no calls.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn holds_of_a_core_that_died_are_given_back_by_another() {
-    let row = Row::begin("holds of a dead core are given back by another");
-    let mut fixture = match Fixture::two_cores().await {
-        Ok(fixture) => fixture,
-        Err(why) => return row.skip(&why),
-    };
+async fn holds_of_a_dead_core_are_expired_by_another_core() {
+    let row = Row::begin("holds of a dead core are expired by another");
+    let Some(mut fixture) = row.needs(Fixture::two_cores().await) else { return };
     let redis = fixture.redis().await;
     create_holding(&fixture.core, "held", 4).await;
     fixture.core.claim("held", "alice", "k").await.expect(201);
-    relayed(&redis, "held", SOON).await;
+    redis.relayed("held", SOON).await;
     row.kill();
     fixture.core.kill();
-    given_back(&redis, "held", SOON).await;
-    relayed(&redis, "held", SOON).await;
-    row.passed(1, "given back, and SQL has heard of it");
+    until_returned(&redis, "held", SOON).await;
+    redis.relayed("held", SOON).await;
+    row.passed(1, "expired, also in SQL");
 }
 
-/// An outbox, or what stands behind it, is broken for good: two other campaigns are relayed all the same, and nothing spins.
-async fn one_broken(
+/// Breaks an outbox or its SQL rows permanently, and checks that two other campaigns are still relayed,
+/// without a busy loop.
+async fn relays_despite_broken(
     row: Row,
     mut fixture: Fixture,
     break_it: impl AsyncFnOnce(&mut Fixture, &RedisView),
 ) -> Fixture {
-    const LOOK: Duration = Duration::from_secs(3);
+    const WINDOW: Duration = Duration::from_secs(3);
     const LINES_MAX: usize = 15;
     const CALLS_MAX: u64 = 600;
     let redis = fixture.redis().await;
     for id in ["broken", "fine1", "fine2"] {
         fixture.core.create(id, json!({"total": 100})).await;
         wins(&fixture.core, id, "first").await;
-        relayed(&redis, id, SOON).await;
+        redis.relayed(id, SOON).await;
     }
     row.fault();
     break_it(&mut fixture, &redis).await;
@@ -206,70 +191,82 @@ async fn one_broken(
             wins(&fixture.core, id, &format!("later-{round}")).await;
         }
         for id in ["fine1", "fine2"] {
-            relayed(&redis, id, Duration::from_secs(5)).await;
+            redis.relayed(id, Duration::from_secs(5)).await;
         }
     }
     let (lines, calls) = (fixture.core.log().lines().count(), redis.calls(&[]).await);
-    sleep(LOOK).await;
+    sleep(WINDOW).await;
     let lines = fixture.core.log().lines().count() - lines;
     let calls = redis.calls(&[]).await - calls;
-    assert!(lines <= LINES_MAX, "{lines} lines of log within {LOOK:?}:\n{}", fixture.core.log());
-    assert!(calls <= CALLS_MAX, "{calls} commands within {LOOK:?}");
-    row.passed(12, &format!("the others relayed; {lines} lines of log, {calls} commands within {LOOK:?}"));
+    assert!(lines <= LINES_MAX, "{lines} lines of log within {WINDOW:?}:\n{}", fixture.core.log());
+    assert!(calls <= CALLS_MAX, "{calls} commands within {WINDOW:?}");
+    row.passed(
+        12,
+        &format!(
+            "the other campaigns were relayed; {lines} lines of log, {calls} commands within {WINDOW:?}"
+        ),
+    );
     fixture
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_outbox_without_its_consumer_group_stops_no_other_and_gets_it_back() {
+async fn a_missing_consumer_group_is_restored_without_delaying_others() {
     let row = Row::begin("an outbox without its consumer group");
     let destroy = async |_: &mut Fixture, redis: &RedisView| {
         redis.query::<u64>(&["XGROUP", "DESTROY", &key("broken", "outbox"), "relay"]).await;
     };
-    let fixture = one_broken(row, Fixture::external().await, destroy).await;
-    relayed(&fixture.redis().await, "broken", SOON).await;
-    assert_eq!(fixture.sql.claims("broken").await.len(), 4, "all that was granted has reached SQL");
+    let fixture = relays_despite_broken(row, Fixture::external().await, destroy).await;
+    fixture.redis().await.relayed("broken", SOON).await;
+    assert_eq!(fixture.sql.claims("broken").await.len(), 4, "all granted claims must reach SQL");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_campaign_whose_row_is_gone_stops_no_other() {
-    let row = Row::begin("a campaign whose row in SQL is gone");
+async fn a_campaign_without_its_sql_row_does_not_block_others() {
+    let row = Row::begin("a campaign without its row in SQL");
     let delete = async |fixture: &mut Fixture, _: &RedisView| {
         fixture.sql.run("DELETE FROM audit WHERE campaign_id = 'broken'".to_owned()).await;
         assert_eq!(fixture.sql.run("DELETE FROM campaigns WHERE id = 'broken'".to_owned()).await, 1);
     };
-    one_broken(row, Fixture::external().await, delete).await;
+    relays_despite_broken(row, Fixture::external().await, delete).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_entry_deleted_while_it_waits_for_sql_stops_no_other() {
+async fn a_deleted_outbox_entry_does_not_block_other_campaigns() {
     let row = Row::begin("an outbox entry deleted after it was read");
     let delete = async |fixture: &mut Fixture, redis: &RedisView| {
         let outbox = key("broken", "outbox");
         let held = fixture.sql.hold().await;
         wins(&fixture.core, "broken", "deleted").await;
         let id = eventually(SOON, || async {
-            in_hand(redis, "broken").await.pop().ok_or_else(|| "nothing is read".to_owned())
+            entries_in_flight(redis, "broken")
+                .await
+                .pop()
+                .ok_or_else(|| "no entry has been read yet".to_owned())
         })
         .await;
-        // Core dies with the entry in hand, and looks for it when it is back.
+        // Core dies with the entry in flight and looks for it after the restart.
         fixture.core.kill();
         assert_eq!(redis.query::<u64>(&["XDEL", &outbox, &id]).await, 1);
         held.release().await;
         fixture.core = fixture.core.restart().await;
     };
-    let fixture = one_broken(row, Fixture::external().await, delete).await;
+    let fixture = relays_despite_broken(row, Fixture::external().await, delete).await;
     eventually(SOON, || async {
-        let told = counter(&fixture.core, "claimgate_deleted_events_total").await;
-        holds(told == 1, || format!("{told} deleted events are told of"))
+        let report = counter(&fixture.core, "claimgate_deleted_events_total").await;
+        holds(report == 1, || format!("{report} deleted events are reported"))
     })
     .await;
-    assert_eq!(fixture.core.log().matches("were deleted before SQL had them").count(), 1, "told once");
+    assert_eq!(
+        fixture.core.log().matches("were deleted before SQL had them").count(),
+        1,
+        "must be logged once"
+    );
 }
 
-/// A row that this version cannot read leaves the others' changes in force, and lets core start.
+/// A row that this version cannot read does not block changes of other campaigns or core's start.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_row_that_cannot_be_read_stops_no_other_campaigns_change_and_no_start() {
-    let row = Row::begin("a row of the database that cannot be read");
+async fn an_unreadable_row_does_not_block_changes_or_startup() {
+    let row = Row::begin("an unreadable row in the database");
     let mut fixture = Fixture::external().await;
     let redis = fixture.redis().await;
     for id in ["bad", "good"] {
@@ -283,11 +280,11 @@ async fn a_row_that_cannot_be_read_stops_no_other_campaigns_change_and_no_start(
     fixture.replace_core().await;
     in_force(&fixture.sql, &redis, "good", 8).await;
     wins(&fixture.core, "good", "alice").await;
-    row.passed(1, "the other campaign's changes were in force");
+    row.passed(1, "the other campaign's changes came into force");
 }
 
-/// A change that only SQL has heard of, as when its core died between the two, is in force within 2 s; no
-/// clock is consulted for when it was made.
+/// Checks that a change stored only in SQL, because its core died before updating Redis, is in force within 2
+/// s. Core does not use the time of the change.
 pub async fn in_force(sql: &Sql, redis: &RedisView, id: &str, total: u32) {
     sql.change_campaign(id, &format!("total = {total}, changed_at = 1")).await;
     eventually(Duration::from_secs(2), || async {
@@ -298,8 +295,8 @@ pub async fn in_force(sql: &Sql, redis: &RedisView, id: &str, total: u32) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_change_that_only_sql_has_heard_of_is_in_force_within_two_seconds() {
-    let row = Row::begin("a change that only SQL has heard of");
+async fn a_change_stored_only_in_sql_applies_within_two_seconds() {
+    let row = Row::begin("a change stored only in SQL");
     let fixture = Fixture::external().await;
     let redis = fixture.redis().await;
     fixture.core.create("demo", json!({"total": 1})).await;
@@ -307,13 +304,13 @@ async fn a_change_that_only_sql_has_heard_of_is_in_force_within_two_seconds() {
         row.fault();
         in_force(&fixture.sql, &redis, "demo", total).await;
     }
-    row.passed(4, "in force within 2 s, each");
+    row.passed(4, "each in force within 2 s");
 }
 
-/// The lag is the age of what waits, not of what was relayed last: it rises while SQL takes nothing.
+/// The lag is the age of the oldest pending event, so it grows while SQL accepts no writes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_lag_rises_while_sql_takes_nothing() {
-    let row = Row::begin("the lag while SQL takes nothing");
+async fn the_lag_grows_while_sql_accepts_no_writes() {
+    let row = Row::begin("relay lag while SQL accepts no writes");
     let fixture = Fixture::external().await;
     fixture.core.create("demo", json!({"total": 100})).await;
     let held = fixture.sql.hold().await;
@@ -330,16 +327,16 @@ async fn the_lag_rises_while_sql_takes_nothing() {
     held.release().await;
     eventually(SOON, || async {
         let lag = lag_seconds(&fixture.core).await;
-        holds(lag == 0.0, || format!("the lag is {lag} s, and all is relayed"))
+        holds(lag == 0.0, || format!("the lag is {lag} s although everything is relayed"))
     })
     .await;
-    row.passed(1, &format!("up to {last:.1} s, and 0 again"));
+    row.passed(1, &format!("up to {last:.1} s, then 0 again"));
 }
 
-/// What waits for SQL does so also while its campaign is not ready, or Redis is away.
+/// The lag also grows while the campaign is not ready or Redis is down.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_lag_rises_whatever_else_is_wrong() {
-    let row = Row::begin("the lag while a campaign is not ready, and while Redis is silent");
+async fn the_lag_grows_during_any_other_fault() {
+    let row = Row::begin("relay lag while a campaign is not ready, and while Redis is stopped");
     let fixture = Fixture::external().await;
     fixture.core.create("demo", json!({"total": 100})).await;
     let held = fixture.sql.hold().await;
@@ -363,54 +360,49 @@ async fn the_lag_rises_whatever_else_is_wrong() {
     held.release().await;
     eventually(2 * SOON, || async {
         let lag = lag_seconds(&fixture.core).await;
-        holds(lag == 0.0, || format!("the lag is {lag} s, and all is relayed"))
+        holds(lag == 0.0, || format!("the lag is {lag} s although everything is relayed"))
     })
     .await;
-    row.passed(2, "and 0 once all was relayed");
+    row.passed(2, "back to 0 once everything had been relayed");
 }
 
 async fn lag_seconds(core: &Core) -> f64 {
-    let metrics = core.client().try_get(&core.admin_url("/metrics"), "").await.expect("metrics").text();
-    let line = metrics.lines().find_map(|line| line.strip_prefix("claimgate_outbox_lag_seconds "));
-    line.map_or(0.0, |lag| lag.parse().expect("a number"))
+    core.metric("claimgate_outbox_lag_seconds").await.unwrap_or(0.0)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn readiness_turns_when_sql_or_redis_hang() {
+async fn readiness_changes_when_sql_or_redis_hangs() {
     let row = Row::begin("readiness while SQL or Redis hang");
-    let mut fixture = match Fixture::on_postgres(true).await {
-        Ok(fixture) => fixture,
-        Err(why) => return row.skip(&why),
-    };
+    let Some(mut fixture) = row.needs(Fixture::on_postgres(true).await) else { return };
     fixture.core.create("demo", json!({"total": 100})).await;
     row.fault();
     fixture.postgres().freeze();
-    says(&fixture.core, 200, "down", TURNED_MAX).await;
+    until_readyz_says(&fixture.core, 200, "down", READINESS_MAX).await;
     fixture.core.claim("demo", "alice", "k").await.expect(201);
     fixture.postgres().thaw();
-    says(&fixture.core, 200, "up", SOON).await;
+    until_readyz_says(&fixture.core, 200, "up", SOON).await;
     row.fault();
     let redis = fixture.redis_pids().await;
     signal_pids(&redis, Signal::STOP);
-    says(&fixture.core, 503, "Redis does not answer", TURNED_MAX).await;
+    until_readyz_says(&fixture.core, 503, "Redis is unavailable", READINESS_MAX).await;
     signal_pids(&redis, Signal::CONT);
-    says(&fixture.core, 200, "up", SOON).await;
-    row.passed(1, "turned in time, there and back");
+    until_readyz_says(&fixture.core, 200, "up", SOON).await;
+    row.passed(1, "changed in time in both directions");
 }
 
-/// Waits until `/readyz` answers so.
-async fn says(core: &Core, status: u16, text: &str, within: Duration) {
+/// Waits until `/readyz` answers with this status and text.
+async fn until_readyz_says(core: &Core, status: u16, text: &str, within: Duration) {
     eventually(within, || async {
         let url = core.admin_url("/readyz");
         let reply = core.client().try_get(&url, "").await.map_err(|error| error.to_string())?;
         let sql = reply.json()["sql"].clone();
-        let said = sql == text || reply.text().contains(text);
-        holds(reply.status == status && said, || format!("{}: {}", reply.status, reply.text()))
+        let is_reported = sql == text || reply.text().contains(text);
+        holds(reply.status == status && is_reported, || format!("{}: {}", reply.status, reply.text()))
     })
     .await;
 }
 
-/// SIGTERM; core ends in time and takes its Redis along.
+/// Sends SIGTERM; core must end in time and stop its Redis.
 async fn stops_in_time(core: &mut Core, redis: Option<u32>) -> Duration {
     let started = Instant::now();
     core.process().signal(Signal::TERM);
@@ -426,17 +418,14 @@ async fn stops_in_time(core: &mut Core, redis: Option<u32>) -> Duration {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn core_stops_in_time_while_sql_and_redis_hang() {
     only_on!(OWN, "core ends its own Redis");
-    let row = Row::begin("told to stop while PostgreSQL and Redis hang");
-    let mut fixture = match Fixture::on_postgres(true).await {
-        Ok(fixture) => fixture,
-        Err(why) => return row.skip(&why),
-    };
+    let row = Row::begin("core stopped while PostgreSQL and Redis hang");
+    let Some(mut fixture) = row.needs(Fixture::on_postgres(true).await) else { return };
     fixture.core.create("demo", json!({"total": 100})).await;
     let redis = fixture.core.redis_pid().await;
     row.fault();
     fixture.postgres().freeze();
     fixture.core.claim("demo", "alice", "k").await.expect(201);
-    // A call that SQL keeps waiting, too.
+    // Send a call that waits for SQL during the shutdown.
     let (client, url, token) = (
         fixture.core.client().clone(),
         fixture.core.admin_url("/admin/v1/campaigns"),
@@ -455,9 +444,9 @@ async fn core_stops_in_time_while_sql_and_redis_hang() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn core_stops_in_time_while_its_own_redis_hangs() {
+async fn core_stops_in_time_while_its_managed_redis_hangs() {
     only_on!(OWN, "core ends its own Redis");
-    let row = Row::begin("told to stop while its own Redis hangs");
+    let row = Row::begin("core stopped while its managed Redis hangs");
     let mut fixture = Fixture::managed().await;
     fixture.core.create("demo", json!({"total": 100})).await;
     let redis = fixture.core.redis_pid().await;
@@ -469,8 +458,8 @@ async fn core_stops_in_time_while_its_own_redis_hangs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn core_stops_in_time_while_redis_hangs() {
-    let row = Row::begin("told to stop while a Redis that is not its own hangs");
+async fn core_stops_in_time_while_an_external_redis_hangs() {
+    let row = Row::begin("core stopped while its external Redis hangs");
     let mut fixture = Fixture::external().await;
     fixture.core.create("demo", json!({"total": 100})).await;
     let redis = fixture.redis_pids().await;
@@ -482,9 +471,10 @@ async fn core_stops_in_time_while_redis_hangs() {
     row.passed(1, &format!("ended after {took:.1?}"));
 }
 
-/// A terminal sends Ctrl-C to all of a process group: Redis is core's to stop, once core has no more use for it.
+/// A terminal sends Ctrl-C to the whole process group, but core must stop Redis itself once it no longer
+/// needs it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ctrl_c_in_a_terminal_reaches_core_alone() {
+async fn ctrl_c_in_a_terminal_signals_only_core() {
     only_on!(OWN, "core ends its own Redis");
     let row = Row::begin("Ctrl-C in a terminal");
     let mut fixture = Fixture::managed().await;
@@ -498,6 +488,6 @@ async fn ctrl_c_in_a_terminal_reaches_core_alone() {
     let log = fixture.core.data_file("redis/redis.log");
     assert!(log.contains("SIGTERM") && !log.contains("SIGINT"), "{log}");
     assert!(!fixture.core.log().contains("Redis died"), "{}", fixture.core.log());
-    say("  Redis was stopped by core, not by the terminal");
-    row.passed(1, "Redis ended after core had no more use for it");
+    say("  core, not the terminal, stopped Redis");
+    row.passed(1, "Redis ended after core no longer needed it");
 }

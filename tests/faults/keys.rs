@@ -1,15 +1,13 @@
-//! Redis forgets: all keys, one of them, or everything since an older copy of its files.
+//! Redis loses data: all keys, one key, or everything since an older copy of its files.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use reqwest::Method;
-use serde_json::{Value, json};
+use serde_json::json;
 use support::checker::{Checker, Expect, Limits, Promise};
-use support::core_client::API_TOKEN;
 use support::core_client::campaign;
 use support::inspect::key;
-use support::storm::Seen;
+use support::storm::ClaimOutcome;
 use support::{Core, SOON, eventually, wait::holds};
 use tempfile::TempDir;
 
@@ -19,26 +17,22 @@ use crate::tally::Row;
 
 const PERSISTED: Expect<'_> = Expect { promise: Promise::Persisted, differences: &[] };
 
-/// Taken whole before a fault: no user who is new afterwards may win anything.
+/// Limits that are used up before a fault, so that no new user may get anything afterwards.
 const TIGHT: Limits = Limits { total: Some(40), per_user: Some(1), per_user_per_day: Some(1) };
 
-/// Asks as a new user until there is a decision: "not ready" meanwhile, then sold out; never a fresh start.
+/// Sends claims of new users until there is a decision: first "not ready", then "sold out", but never a
+/// grant.
 async fn no_new_user_wins(checker: &Checker, core: &Core) {
     for at in 0..5 {
-        eventually(SOON, || async {
-            let seen = checker.claim(core, &format!("late-{at}"), "k").await;
-            match &seen {
-                Seen::Unknown => Err("no decision yet".to_owned()),
-                Seen::Denied { code, remaining: Some(0) } if code == "sold_out" => Ok(()),
-                other => panic!("all is taken, and late-{at} is told {other:?}"),
-            }
-        })
-        .await;
+        let outcome = checker.decided(SOON, core, &format!("late-{at}"), "k").await;
+        let is_sold_out =
+            matches!(&outcome, ClaimOutcome::Denied { code, remaining: Some(0) } if code == "sold_out");
+        assert!(is_sold_out, "all units are taken, but late-{at} got {outcome:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn flushall() {
+async fn flushall_never_reopens_a_sold_out_campaign() {
     let row = Row::begin("keys lost: FLUSHALL");
     let fixture = Fixture::external().await;
     let checker = Checker::create(&fixture.core, "demo", TIGHT).await;
@@ -53,14 +47,11 @@ async fn flushall() {
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
-/// What says whose Redis it is, and of which layout, comes back beside a core that serves.
+/// A running core restores the Redis keys that identify the database and the layout.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_serving_core_has_recorded_in_redis() {
-    let row = Row::begin("keys lost: those that say whose Redis it is");
-    let on_postgres = match Fixture::on_postgres(false).await {
-        Ok(fixture) => fixture,
-        Err(why) => return row.skip(&why),
-    };
+async fn a_serving_core_restores_its_redis_ownership_keys() {
+    let row = Row::begin("keys lost: Redis' identity");
+    let Some(on_postgres) = row.needs(Fixture::on_postgres(false).await) else { return };
     for fixture in [Fixture::external().await, on_postgres] {
         let redis = fixture.redis().await;
         let recorded = async || {
@@ -84,8 +75,8 @@ async fn what_a_serving_core_has_recorded_in_redis() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn flushall_before_sql_has_heard() {
-    let row = Row::begin("keys lost: FLUSHALL, with claims that SQL has not heard of");
+async fn no_limit_is_exceeded_after_a_flushall_before_the_relay() {
+    let row = Row::begin("keys lost: FLUSHALL with claims not yet in SQL");
     let fixture = Fixture::external().await;
     let checker = Checker::create(&fixture.core, "demo", TIGHT).await;
     let redis = fixture.redis().await;
@@ -96,24 +87,23 @@ async fn flushall_before_sql_has_heard() {
     row.fault();
     redis.query_all::<()>(&["FLUSHALL"]).await;
     held.release().await;
-    // What a relay had in hand when the keys went may have reached SQL; what is gone is decided afresh.
+    // Entries in flight may still have reached SQL; the decisions of lost claims are made again.
     for user in 20..60 {
-        eventually(SOON, || async {
-            let seen = checker.claim(&fixture.core, &format!("u{user}"), "k").await;
-            holds(seen != Seen::Unknown, || "no decision".to_owned())
-        })
-        .await;
+        checker.decided(SOON, &fixture.core, &format!("u{user}"), "k").await;
     }
     fixture.judge(row, &checker, PERSISTED).await;
     let gaps = fixture.reconciliation("demo").await["sql"]["sequence_gaps"].clone();
     let rows = fixture.sql.claims("demo").await;
     let again = rows.iter().filter(|row| row.sequence > 30).count();
-    assert!(again > 0 || gaps == json!([]), "sequences go on above what was acknowledged: {gaps}");
+    assert!(
+        again > 0 || gaps == json!([]),
+        "sequence numbers must continue above the acknowledged ones: {gaps}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn any_one_key_deleted() {
-    let row = Row::begin("keys lost: any one of them");
+async fn no_single_deleted_key_reopens_a_sold_out_campaign() {
+    let row = Row::begin("keys lost: each key in turn");
     let fixture = Fixture::external().await;
     let checker = Checker::create(&fixture.core, "demo", TIGHT).await;
     let redis = fixture.redis().await;
@@ -127,19 +117,16 @@ async fn any_one_key_deleted() {
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
-/// All but the outbox can go while claims wait in it: they are relayed before the counters are computed again.
+/// Any key but the outbox may be deleted while claims are pending in the outbox: they are relayed before the
+/// counters are recomputed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_key_deleted_beside_a_live_outbox() {
-    let row = Row::begin("keys lost: one of them, beside a live outbox");
+async fn pending_claims_survive_the_loss_of_one_key() {
+    let row = Row::begin("keys lost: any key except a pending outbox");
     let fixture = Fixture::external().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     let redis = fixture.redis().await;
     for (at, what) in ["campaign", "users", "claims", "holds"].into_iter().enumerate() {
-        eventually(SOON, || async {
-            let seen = checker.claim(&fixture.core, &format!("first-{at}"), "k").await;
-            holds(matches!(seen, Seen::Claimed { .. }), || format!("{seen:?}"))
-        })
-        .await;
+        checker.granted(&fixture.core, &format!("first-{at}"), "k").await;
         let held = fixture.sql.hold().await;
         checker.win(&fixture.core, at * 20..at * 20 + 20).await;
         row.fault();
@@ -150,8 +137,8 @@ async fn one_key_deleted_beside_a_live_outbox() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_outbox_deleted_before_sql_has_heard() {
-    let row = Row::begin("keys lost: only the outbox, with claims that SQL has not heard of");
+async fn persisted_claims_survive_a_deleted_outbox() {
+    let row = Row::begin("keys lost: only the outbox, with claims not yet in SQL");
     let fixture = Fixture::external().await;
     let checker = Checker::create(&fixture.core, "demo", TIGHT).await;
     let redis = fixture.redis().await;
@@ -165,7 +152,7 @@ async fn the_outbox_deleted_before_sql_has_heard() {
     fixture.judge(row, &checker, PERSISTED).await;
 }
 
-/// Redis' directory of append-only files, and a copy of it.
+/// Redis' append-only directory and a copy of it.
 struct Copy {
     directory: PathBuf,
     kept: TempDir,
@@ -180,7 +167,7 @@ impl Copy {
         Self { directory, kept }
     }
 
-    async fn put_back(&self, fixture: &mut Fixture) {
+    async fn restore(&self, fixture: &mut Fixture) {
         fixture.server().kill();
         std::fs::remove_dir_all(&self.directory).unwrap();
         copy(&self.kept.path().join("files"), &self.directory);
@@ -204,7 +191,7 @@ async fn older_copy(row: Row, core_restarts: bool) {
     if core_restarts {
         fixture.core.kill();
     }
-    copy.put_back(&mut fixture).await;
+    copy.restore(&mut fixture).await;
     if core_restarts {
         fixture.core = fixture.core.restart().await;
     }
@@ -213,16 +200,17 @@ async fn older_copy(row: Row, core_restarts: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_older_copy_under_a_running_core() {
+async fn an_older_redis_copy_grants_nothing_while_core_runs() {
     older_copy(Row::begin("keys lost: an older copy of Redis' files, core running"), false).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_older_copy_under_a_new_core() {
+async fn an_older_redis_copy_grants_nothing_after_a_restart() {
     older_copy(Row::begin("keys lost: an older copy of Redis' files, core restarted"), true).await;
 }
 
-/// A confirm or a return raises no sequence: a copy that is older by them alone must be told all the same.
+/// Confirms and returns do not raise the sequence number. A copy that lacks only them must be detected
+/// nevertheless.
 async fn older_by_a_transition(row: Row, verb: &str, hold_seconds: Option<u32>) {
     let mut fixture = Fixture::external().await;
     let limits = Limits { total: Some(10), per_user: Some(1), per_user_per_day: None };
@@ -234,33 +222,28 @@ async fn older_by_a_transition(row: Row, verb: &str, hold_seconds: Option<u32>) 
     fixture.relayed("demo").await;
     let copy = Copy::take(&fixture).await;
     for id in checker.acknowledged() {
-        transition(&fixture.core, &id, verb).await;
+        fixture.core.transition(&id, verb).await.expect(200);
         if verb == "return" {
             checker.ended(&id);
         }
     }
     fixture.relayed("demo").await;
     row.kill();
-    copy.put_back(&mut fixture).await;
+    copy.restore(&mut fixture).await;
     if hold_seconds.is_some() {
-        // By the copy's book the holds are due by now.
+        // By now, the holds in the copy are due.
         tokio::time::sleep(std::time::Duration::from_secs(4)).await;
         no_new_user_wins(&checker, &fixture.core).await;
     }
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
-async fn transition(core: &Core, id: &str, verb: &str) {
-    let url = core.url(&format!("/internal/v1/claims/{id}/{verb}"));
-    core.client().call(Method::POST, &url, API_TOKEN, &Value::Null).await.expect(200);
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_copy_that_lacks_only_confirms_is_detected() {
+    older_by_a_transition(Row::begin("keys lost: a copy that lacks only confirms"), "confirm", Some(4)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_copy_older_by_confirms_alone() {
-    older_by_a_transition(Row::begin("keys lost: a copy older by confirms alone"), "confirm", Some(4)).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_copy_older_by_returns_alone() {
-    older_by_a_transition(Row::begin("keys lost: a copy older by returns alone"), "return", None).await;
+async fn a_redis_copy_that_lacks_only_returns_is_detected() {
+    older_by_a_transition(Row::begin("keys lost: a copy that lacks only returns"), "return", None).await;
 }

@@ -1,4 +1,4 @@
-//! Claims that go on while something else happens.
+//! Background load of claims during a fault.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -6,12 +6,13 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use support::Core;
 use support::checker::Checker;
-use support::storm::{Seen, Wish};
+use support::storm::{ClaimAttempt, ClaimOutcome};
 
 const USERS: usize = 300;
 const CALLERS: usize = 16;
 
-/// Claims of many users by new keys on the campaigns of `checkers`, while `fault` lasts; returns what that does.
+/// Sends claims of many users with new keys on the campaigns of `checkers` until `fault` ends; returns its
+/// result.
 pub async fn under_load<T>(
     core: &Core,
     checkers: &[&Checker],
@@ -38,9 +39,9 @@ async fn claim_until(core: &Core, checker: &Checker, keys: &str, caller: usize, 
             return;
         }
         let user = format!("u{}", (caller * 19 + at) % USERS);
-        let wish = Wish { user, key: format!("{keys}-{caller}-{at}"), units: 1 };
-        if checker.ask(core.client(), &url, &wish).await == Seen::Unknown {
-            // As the answer asks for, though sooner.
+        let attempt = ClaimAttempt { user, key: format!("{keys}-{caller}-{at}"), units: 1 };
+        if checker.send(core.client(), &url, &attempt).await == ClaimOutcome::Unknown {
+            // Retry sooner than `Retry-After` requires.
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }

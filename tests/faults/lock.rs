@@ -1,11 +1,12 @@
-//! The lease in Redis that saves two cores doing the same work. Core's own library, against a real Redis.
+//! The lease in Redis that keeps two cores from doing the same work. Tests core's own library against a real
+//! Redis.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use claimgate_core::store::redis::RedisStore;
 use claimgate_core::store::redis::lease::{LeaseError, LeaseHolder};
-use claimgate_core::store::redis::scripts::LAYOUT;
+use claimgate_core::store::redis::scripts::layout::LAYOUT;
 use redis::Client;
 use support::inspect::key;
 use support::only_on;
@@ -18,14 +19,14 @@ use crate::tally::Row;
 
 const LEASE: Duration = Duration::from_millis(600);
 
-/// A Redis, and as many owners as a test wants.
+/// A Redis server for any number of lease holders.
 struct Locks {
     server: RedisServer,
 }
 
 impl Locks {
     async fn new() -> Self {
-        // Leases are measured in time.
+        // A fast disk, because the tests measure the leases' times.
         Self { server: RedisServer::start_with(&[], &fast_disk()).await }
     }
 
@@ -44,29 +45,29 @@ fn is_taken<T>(result: &Result<T, LeaseError>) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_late_holder_cannot_release_anothers_lock() {
-    only_on!(ONE_SERVER, "the lease itself, on one server");
-    let row = Row::begin("lock: a late holder cannot release another's");
+async fn a_late_holder_cannot_release_a_new_holders_lease() {
+    only_on!(ONE_SERVER, "leases need only one server");
+    let row = Row::begin("lease: a late holder cannot release a newer holder's lease");
     let locks = Locks::new().await;
     let (slow, quick, third) = (locks.owner(), locks.owner(), locks.owner());
     let late = slow.try_acquire("work", LEASE).await.unwrap();
     assert!(is_taken(&quick.try_acquire("work", LEASE).await));
-    // As if the holder had slept past its lease.
+    // Simulates a holder that slept past its lease.
     row.fault();
     locks.redis().await.query::<()>(&["DEL", "cg:lease:{work}"]).await;
     let held = quick.try_acquire("work", LEASE).await.unwrap();
     assert!(held.token() > late.token(), "{} after {}", held.token(), late.token());
-    assert!(!late.release().await.unwrap(), "it was not the late one's to give up");
-    assert!(is_taken(&third.try_acquire("work", LEASE).await), "the lock is still held");
+    assert!(!late.release().await.unwrap(), "the late holder must not release the lease");
+    assert!(is_taken(&third.try_acquire("work", LEASE).await), "the lease must still be held");
     assert!(held.release().await.unwrap());
     third.try_acquire("work", LEASE).await.unwrap().release().await.unwrap();
-    row.passed(7, "the late release changed nothing");
+    row.passed(7, "the late release had no effect");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_late_holder_finds_out() {
-    only_on!(ONE_SERVER, "the lease itself, on one server");
-    let row = Row::begin("lock: a late holder finds out");
+async fn a_late_holder_learns_that_its_lease_is_lost() {
+    only_on!(ONE_SERVER, "leases need only one server");
+    let row = Row::begin("lease: a late holder learns that its lease is lost");
     let locks = Locks::new().await;
     let (slow, quick) = (locks.owner(), locks.owner());
     let late = slow.try_acquire("work", LEASE).await.unwrap();
@@ -75,10 +76,10 @@ async fn a_late_holder_finds_out() {
     let held = quick.try_acquire("work", LEASE).await.unwrap();
     sleep(LEASE).await;
     assert!(late.is_lost() && !held.is_lost());
-    row.passed(2, "its watchdog has told it");
+    row.passed(2, "its watchdog reported the loss");
 }
 
-/// A campaign's keys, and the scripts that load it, called as core calls them.
+/// A campaign's keys and the scripts that load it, called as core calls them.
 struct Loads {
     locks: Locks,
     keys: [String; 5],
@@ -107,7 +108,7 @@ impl Loads {
         self.step_of("ours", token, step, more).await
     }
 
-    /// `load.lua`, under epoch 2, for a register's campaign.
+    /// Calls `load.lua` under epoch 2, for a campaign of the database `register_id`.
     async fn step_of(&self, register_id: &str, token: &str, step: &str, more: &[&str]) -> String {
         let text = format!("{LAYOUT} {register_id} ");
         let length = char::from(u8::try_from(5 + text.len()).unwrap());
@@ -117,61 +118,57 @@ impl Loads {
     }
 }
 
-/// No claims, switched on, and rules without offsets.
+/// Arguments that open a campaign without claims, switched on, with rules that have no offsets.
 const OPEN: &[&str] = &["0", "0", "0", "0", "1", RULES];
-const RULES: &str = "..................................................";
+const RULES: &str = "...........................................................";
 
-/// What an old token still wants to write is refused, step by step (`suspend.lua`, `load.lua`).
+/// Every write by an old token is rejected, step by step (`suspend.lua`, `load.lua`).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_old_token_cannot_write() {
-    only_on!(ONE_SERVER, "the lease itself, on one server");
-    let row = Row::begin("lock: an old token cannot write");
+    only_on!(ONE_SERVER, "leases need only one server");
+    let row = Row::begin("lease: an old token cannot write");
     let loads = Loads::new().await;
     assert_eq!(loads.suspend("ours", "7").await, "suspended");
     assert_eq!(loads.step("7", "begin", &[]).await, "done");
     row.fault();
-    assert_eq!(
-        loads.suspend("ours", "8").await,
-        "suspended",
-        "a newer one takes over, wherever the older one is"
-    );
+    assert_eq!(loads.suspend("ours", "8").await, "suspended", "a newer token takes over at any step");
     for (step, more) in [("users", &["alice", "record"][..]), ("open", OPEN), ("begin", &[])] {
         assert_eq!(loads.step("7", step, more).await, "late", "{step}");
     }
     assert_eq!(loads.suspend("ours", "7").await, "late");
     assert_eq!(loads.step("8", "begin", &[]).await, "done");
     let users: u64 = loads.locks.redis().await.query(&["HLEN", &loads.keys[1]]).await;
-    assert_eq!(users, 1, "nothing but the sentinel");
+    assert_eq!(users, 1, "only the sentinel");
     loads.locks.redis().await.query::<u64>(&["DEL", &loads.keys[1]]).await;
     for (step, more) in [("users", &["alice", "record"][..]), ("open", OPEN)] {
-        assert_eq!(loads.step("8", step, more).await, "late", "{step}: the users are gone");
+        assert_eq!(loads.step("8", step, more).await, "late", "{step}: the users are missing");
     }
     assert_eq!(loads.suspend("ours", "8").await, "suspended");
     assert_eq!(loads.step("8", "begin", &[]).await, "done");
     assert_eq!(loads.step("8", "open", OPEN).await, "done");
-    assert_eq!(loads.step("9", "begin", &[]).await, "late", "what is open was not suspended");
+    assert_eq!(loads.step("9", "begin", &[]).await, "late", "an open campaign must be suspended first");
     row.passed(12, "load.lua answered late");
 }
 
-/// An older loader must not find an empty place where a newer one was before it.
+/// An older loader must not treat a campaign as empty that a newer loader has suspended.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_old_token_cannot_write_over_nothing() {
-    only_on!(ONE_SERVER, "the lease itself, on one server");
-    let row = Row::begin("lock: an old token cannot write over nothing");
+async fn an_old_token_cannot_write_to_an_empty_campaign() {
+    only_on!(ONE_SERVER, "leases need only one server");
+    let row = Row::begin("lease: an old token cannot write to an empty campaign");
     let loads = Loads::new().await;
-    assert_eq!(loads.step("7", "begin", &[]).await, "late", "nothing was suspended");
+    assert_eq!(loads.step("7", "begin", &[]).await, "late", "the campaign was not suspended");
     row.fault();
     assert_eq!(loads.suspend("ours", "8").await, "suspended");
     assert_eq!(loads.suspend("ours", "7").await, "late");
     assert_eq!(loads.step("7", "begin", &[]).await, "late");
-    row.passed(3, "a suspended place is no empty place");
+    row.passed(3, "a suspended campaign is not empty");
 }
 
-/// What belongs to another register, or to another layout, is left as it is.
+/// A campaign of another database or layout stays unchanged.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_not_ours_is_not_suspended() {
-    only_on!(ONE_SERVER, "the lease itself, on one server");
-    let row = Row::begin("lock: what is not ours is not suspended");
+async fn a_foreign_campaign_is_not_suspended() {
+    only_on!(ONE_SERVER, "leases need only one server");
+    let row = Row::begin("lease: a foreign campaign is not suspended");
     let loads = Loads::new().await;
     loads.suspend("theirs", "7").await;
     loads.step_of("theirs", "7", "begin", &[]).await;
@@ -183,13 +180,13 @@ async fn what_is_not_ours_is_not_suspended() {
     assert_eq!((phase.as_str(), redis.counter("demo", "admin_state").await), ("open", 1));
     redis.query::<()>(&["HSET", &loads.keys[0], "layout", "2"]).await;
     assert_eq!(loads.suspend("theirs", "8").await, "not_ready");
-    row.passed(3, "another register's campaign goes on");
+    row.passed(3, "the other database's campaign continues");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn work_longer_than_the_lease_keeps_it() {
-    only_on!(ONE_SERVER, "the lease itself, on one server");
-    let row = Row::begin("lock: work longer than the lease keeps it");
+async fn a_lease_is_renewed_while_its_work_runs() {
+    only_on!(ONE_SERVER, "leases need only one server");
+    let row = Row::begin("lease: renewed while the work runs");
     let locks = Locks::new().await;
     let (worker, other) = (locks.owner(), locks.owner());
     let lease = worker.try_acquire("work", LEASE).await.unwrap();
@@ -200,17 +197,17 @@ async fn work_longer_than_the_lease_keeps_it() {
     assert!(!lease.is_lost());
     lease.release().await.unwrap();
     other.try_acquire("work", LEASE).await.unwrap();
-    row.passed(14, "held for three times its length");
+    row.passed(14, "held for three times its TTL");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crashed_holders_lock_frees_itself() {
-    only_on!(ONE_SERVER, "the lease itself, on one server");
-    let row = Row::begin("lock: a crashed holder's frees itself");
+async fn a_crashed_holders_lease_expires() {
+    only_on!(ONE_SERVER, "leases need only one server");
+    let row = Row::begin("lease: a crashed holder's lease expires");
     let locks = Locks::new().await;
     let (crashed, other) = (locks.owner(), locks.owner());
     row.fault();
-    // Dropped without being released, as in a process that ends: it is not renewed.
+    // Drop the lease without releasing it, as when a process dies: the lease is no longer renewed.
     drop(crashed.try_acquire("work", LEASE).await.unwrap());
     let started = Instant::now();
     assert!(is_taken(&other.try_acquire("work", LEASE).await));
@@ -221,26 +218,26 @@ async fn a_crashed_holders_lock_frees_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_owner_may_enter_again() {
-    only_on!(ONE_SERVER, "the lease itself, on one server");
-    let row = Row::begin("lock: its owner may enter again");
+async fn a_lease_is_reentrant_for_its_owner() {
+    only_on!(ONE_SERVER, "leases need only one server");
+    let row = Row::begin("lease: reentrant for its owner");
     let locks = Locks::new().await;
     let (owner, other) = (locks.owner(), locks.owner());
     let outer = owner.try_acquire("work", LEASE).await.unwrap();
     let inner = owner.try_acquire("work", LEASE).await.unwrap();
     assert_eq!(inner.token(), outer.token());
     assert!(inner.release().await.unwrap());
-    assert!(is_taken(&other.try_acquire("work", LEASE).await), "given up once, entered twice");
+    assert!(is_taken(&other.try_acquire("work", LEASE).await), "acquired twice, released once");
     assert!(outer.release().await.unwrap());
     other.try_acquire("work", LEASE).await.unwrap();
-    row.passed(6, "free when it had left as often as it had entered");
+    row.passed(6, "free after as many releases as acquisitions");
 }
 
-/// A waiting caller asks less and less often, and at most for as long as it said.
+/// A waiting caller polls with backoff, but not beyond its timeout.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiting_backs_off() {
-    only_on!(ONE_SERVER, "the lease itself, on one server");
-    let row = Row::begin("lock: waiting backs off");
+async fn waiting_for_a_lease_backs_off() {
+    only_on!(ONE_SERVER, "leases need only one server");
+    let row = Row::begin("lease: waiting backs off");
     let locks = Locks::new().await;
     let (holder, waiting) = (locks.owner(), locks.owner());
     let lease = holder.try_acquire("work", Duration::from_secs(30)).await.unwrap();
@@ -253,7 +250,8 @@ async fn waiting_backs_off() {
     let stats: String = redis.query(&["INFO", "commandstats"]).await;
     let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=")).unwrap();
     let calls: u32 = calls.split(',').next().unwrap().parse().unwrap();
-    // 10 ms, doubled up to 500: 8 to 20 times in 2 s; every 10 ms it would have been 200.
+    // The pause starts at 10 ms and doubles up to 500 ms, so there are 8 to 20 tries in 2 s. Without backoff
+    // there would be 200.
     assert!((5..=25).contains(&calls), "{calls} tries in {waited:?}");
     lease.release().await.unwrap();
     row.passed(2, &format!("{calls} tries in {waited:?}"));

@@ -1,4 +1,4 @@
-//! What core logs: one line for each change of a campaign, however often it is looked at, and nothing that is secret.
+//! Core's log: one line for each change of a campaign, and no secrets.
 
 use std::time::Instant;
 
@@ -12,19 +12,19 @@ use support::only_on;
 use support::postgres::Postgres;
 use support::process::{Signal, free_address, signal_pid};
 use support::topology::OWN;
-use support::wait::holds;
+use support::wait::{holds, until_status};
 use support::{Core, CoreOptions, RedisServer, SOON, claim_body, eventually, heavy};
 
 use crate::fixture::Fixture;
 use crate::tally::Row;
 
-/// The lines of a log in JSON.
+/// Returns the lines of a JSON log.
 fn lines(core: &Core) -> Vec<Value> {
     core.log().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
-/// What was logged of a campaign above debug level: the lines' messages, with `what` where they have it.
-fn told(core: &Core, campaign: &str) -> Vec<String> {
+/// Returns the messages logged for a campaign above debug level, with `what` if they have it.
+fn logged(core: &Core, campaign: &str) -> Vec<String> {
     let of_it = |line: &Value| line["fields"]["campaign"] == campaign && line["level"] != "DEBUG";
     let message = |line: Value| {
         let fields = &line["fields"];
@@ -34,7 +34,7 @@ fn told(core: &Core, campaign: &str) -> Vec<String> {
     lines(core).into_iter().filter(of_it).map(message).collect()
 }
 
-/// Damages a campaign; returns once a claim is decided again.
+/// Damages a campaign; returns once claims are being decided again.
 async fn damaged_and_loaded(core: &Core, user: &str) {
     core.redis().await.query::<u64>(&["DEL", &key("demo", "users")]).await;
     core.once().claim("demo", user, "k").await.refused(503, "campaign_not_ready");
@@ -51,7 +51,7 @@ const READINESS: [&str; 5] = [
     "not ready",
     "ready again",
     "suspended, to be loaded or evicted",
-    "cannot be made ready yet; trying again",
+    "cannot be made ready yet; retrying",
 ];
 const DEMO: [&str; 6] = [
     "campaign changed: create",
@@ -59,22 +59,22 @@ const DEMO: [&str; 6] = [
     "campaign changed: resume",
     "sold out",
     "campaign changed: add",
-    "granted from again after it was sold out",
+    "available again after it was sold out",
 ];
 const OVER: [&str; 3] =
     ["campaign changed: create", "campaign changed: end", "evicted: answered from SQL from now on"];
 
-/// Checks that `told` has a line for each of `changes`, in order, and no other but those about readiness.
-fn each_change_is_told_once(told: &[String], changes: &[&str]) {
+/// Checks that `logged` has a line for each of `changes`, in order, and no other but those about readiness.
+fn check_changes(logged: &[String], changes: &[&str]) {
     let is_readiness = |line: &&String| READINESS.contains(&line.as_str());
-    let told_changes: Vec<_> = told.iter().filter(|line| !is_readiness(line)).collect();
-    assert_eq!(told_changes, changes, "{told:#?}");
+    let logged_changes: Vec<_> = logged.iter().filter(|line| !is_readiness(line)).collect();
+    assert_eq!(logged_changes, changes, "{logged:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_change_of_a_campaign_is_one_line() {
-    only_on!(OWN, "what is logged does not depend on the servers");
-    let row = Row::begin("logs: each change of a campaign");
+async fn each_campaign_change_is_logged_once() {
+    only_on!(OWN, "the log does not depend on the servers");
+    let row = Row::begin("logs: each campaign change");
     let began = Instant::now();
     let options = CoreOptions::default().with("CLAIMGATE_LOG_JSON", "true");
     let core = options.with("CLAIMGATE_ARCHIVE_AFTER_S", "1").start().await;
@@ -93,7 +93,7 @@ async fn each_change_of_a_campaign_is_one_line() {
         core.admin(Method::POST, "/admin/v1/campaigns/demo/add", &add).await.expect(status);
     }
     core.claim("demo", "f", "k").await.expect(201);
-    // It is damaged again and again: each time it is loaded, and that it is not ready is told once a minute.
+    // The campaign is damaged repeatedly: every load is logged, but "not ready" only once a minute.
     for user in ["g", "h", "i"] {
         row.fault();
         damaged_and_loaded(&core, user).await;
@@ -101,13 +101,13 @@ async fn each_change_of_a_campaign_is_one_line() {
     core.create("over", json!({})).await;
     core.set_admin_state("over", "end").await.expect(200);
     eventually(2 * SOON, || async {
-        let told = told(&core, "over");
-        holds(told.iter().any(|line| line == OVER[2]), || format!("{told:#?}"))
+        let logged = logged(&core, "over");
+        holds(logged.iter().any(|line| line == OVER[2]), || format!("{logged:#?}"))
     })
     .await;
-    let (demo, over) = (told(&core, "demo"), told(&core, "over"));
-    each_change_is_told_once(&demo, &DEMO);
-    each_change_is_told_once(&over, &OVER);
+    let (demo, over) = (logged(&core, "demo"), logged(&core, "over"));
+    check_changes(&demo, &DEMO);
+    check_changes(&over, &OVER);
     let count = |message: &str| demo.iter().filter(|line| *line == message).count();
     assert!(count("loaded from SQL") > 3, "it is loaded when it is created and after each damage: {demo:#?}");
     let minutes = usize::try_from(began.elapsed().as_secs() / 60).unwrap();
@@ -117,13 +117,16 @@ async fn each_change_of_a_campaign_is_one_line() {
     let changed = &line("campaign changed")["fields"];
     assert_eq!((&changed["who"], &changed["version"]), (&json!("admin"), &json!("1")), "{changed}");
     assert_eq!(line("not ready")["level"], "WARN");
-    assert!(line("not ready")["fields"]["reason"].as_str().is_some_and(|why| !why.is_empty()), "it says why");
-    row.passed(DEMO.len() + OVER.len(), "each is told once");
+    assert!(
+        line("not ready")["fields"]["reason"].as_str().is_some_and(|why| !why.is_empty()),
+        "the line must give a reason"
+    );
+    row.passed(DEMO.len() + OVER.len(), "each logged once");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_fails_again_and_again_is_told_once() {
-    only_on!(OWN, "what is logged does not depend on the servers");
+async fn a_repeated_failure_is_logged_once() {
+    only_on!(OWN, "the log does not depend on the servers");
     let row = Row::begin("logs: a campaign that cannot be loaded");
     let options = CoreOptions::default().with("CLAIMGATE_LOG_JSON", "true");
     let fixture = Fixture::managed_with(options.with("RUST_LOG", "info,claimgate_core=debug")).await;
@@ -140,27 +143,20 @@ async fn what_fails_again_and_again_is_told_once() {
         holds(tries >= 2, || format!("{tries} further tries\n{}", core.log()))
     })
     .await;
-    assert_eq!(count("cannot be made ready yet; trying again"), 1);
+    assert_eq!(count("cannot be made ready yet; retrying"), 1);
     assert_eq!(count("not ready"), 1);
     held.release().await;
-    eventually(SOON, || async {
-        let reply = core.claim("demo", "a", "k").await;
-        holds(reply.status < 300, || reply.text())
-    })
-    .await;
-    row.passed(1, "each reason is told once");
+    until_status(SOON, &[200, 201], async || core.claim("demo", "a", "k").await).await;
+    row.passed(1, "each reason logged once");
 }
 
-/// All that is logged, at the level at which most is, while what is secret goes to and fro and things go wrong.
+/// No secret appears in the log at the most verbose level, while secrets are used and faults happen.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_secret_is_logged() {
-    only_on!(OWN, "it brings its own servers");
+async fn no_secret_is_logged() {
+    only_on!(OWN, "it starts its own servers");
     let row = Row::begin("logs: secrets");
     let _turn = heavy().await;
-    let postgres = match Postgres::start().await {
-        Ok(postgres) => postgres,
-        Err(why) => return row.skip(&why),
-    };
+    let Some(postgres) = row.needs(Postgres::start().await) else { return };
     let redis = RedisServer::start().await;
     let password = format!(">{REDIS_PASSWORD}");
     let user = ["ACL", "SETUSER", "core", "on", &password, "~*", "&*", "+@all"];
@@ -180,7 +176,7 @@ async fn nothing_secret_is_logged() {
     let webhook = json!({"url": format!("{nowhere}/")});
     let webhook = core.admin(Method::POST, "/admin/v1/webhooks", &webhook).await.expect(201).json();
     core.claim("demo", "alice", "k").await.expect(201);
-    // Callers who may not come in send what is not valid at all, or not here.
+    // Unauthorized callers send credentials that are invalid here.
     let of_alice = token(&core.data_file("user-jwt.key"), "alice");
     for wrong in [WRONG_TOKEN, &of_alice, &core.data_file("edge.key")] {
         let url = core.url("/internal/v1/claims");
@@ -193,20 +189,12 @@ async fn nothing_secret_is_logged() {
     signal_pid(redis.pid(), Signal::CONT);
     row.fault();
     postgres.freeze();
-    eventually(SOON, || async {
-        let log = core.log();
-        holds(log.contains("does not answer") && log.contains("part=\"sql\""), || {
-            "nothing is told of SQL".to_owned()
-        })
-    })
-    .await;
+    core.until_logged(SOON, &["does not answer"]).await;
+    core.until_logged(SOON, &["part=\"sql\""]).await;
     postgres.thaw();
-    eventually(SOON, || async {
-        holds(core.log().contains("an event was not taken"), || "nothing is told of the webhook".to_owned())
-    })
-    .await;
+    core.until_logged(SOON, &["an event was not accepted"]).await;
     let log = core.log();
-    assert!(log.contains("DEBUG sqlx") && log.len() > 10_000, "all of it is logged");
+    assert!(log.contains("DEBUG sqlx") && log.len() > 10_000, "the log must be verbose");
     let secret = |name: &str, value: &str| {
         assert!(value.len() >= 16, "{name} is too short to be found by its text: {value}");
         let line = log.lines().find(|line| line.contains(value));

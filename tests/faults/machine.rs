@@ -1,6 +1,5 @@
-//! Faults of the machine: its clock, its descriptors, its disk.
+//! Faults of the machine: its clock, descriptors and disk.
 
-use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -11,10 +10,12 @@ use support::core_client::campaign;
 use support::only_on;
 use support::process::{Signal, signal_pid};
 use support::raw::Raw;
-use support::storm::{Seen, Wish};
+use support::small_disk::SmallDisk;
+use support::sql::Sql;
+use support::storm::{ClaimAttempt, ClaimOutcome};
 use support::times::from_now;
 use support::topology::OWN;
-use support::{CoreOptions, Servers};
+use support::{CoreOptions, SOON, Servers};
 use tokio::time::sleep;
 
 use crate::fixture::{Fixture, ROOMY};
@@ -22,18 +23,18 @@ use crate::tally::Row;
 
 const HOUR_MS: i64 = 3_600_000;
 
-fn code(seen: &Seen) -> &str {
-    match seen {
-        Seen::Claimed { .. } => "claimed",
-        Seen::Denied { code, .. } => code,
-        Seen::Unknown => "unknown",
+fn code(outcome: &ClaimOutcome) -> &str {
+    match outcome {
+        ClaimOutcome::Claimed { .. } => "claimed",
+        ClaimOutcome::Denied { code, .. } => code,
+        ClaimOutcome::Unknown => "unknown",
     }
 }
 
-/// Redis' clock moves the edges of the window, and nothing else.
+/// Moving Redis' clock shifts only the start and end of the window.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clock_under_redis() {
-    let row = Row::begin("clock: one hour back and forth under Redis");
+async fn moving_the_clock_of_redis_moves_only_the_claim_window() {
+    let row = Row::begin("clock: Redis' clock moved by one hour");
     let clock = Clock::new();
     let fixture = Fixture::on(Servers::start_on(&clock).await, CoreOptions::default()).await;
     let limits = Limits { total: Some(1000), per_user: Some(3), per_user_per_day: Some(3) };
@@ -47,19 +48,19 @@ async fn clock_under_redis() {
     {
         row.fault();
         fixture.move_clock(&clock, ms).await;
-        let seen = checker.claim(&fixture.core, &format!("at-{ms}"), "k").await;
-        assert_eq!(code(&seen), expected, "moved by {ms} ms");
-        let replay = checker.claim(&fixture.core, "u0", "k").await;
-        assert!(matches!(replay, Seen::Claimed { replayed: true, .. }), "{replay:?}");
+        let outcome = checker.decided(SOON, &fixture.core, &format!("at-{ms}"), "k").await;
+        assert_eq!(code(&outcome), expected, "moved by {ms} ms");
+        let replay = checker.decided(SOON, &fixture.core, "u0", "k").await;
+        assert!(matches!(replay, ClaimOutcome::Claimed { replayed: true, .. }), "{replay:?}");
     }
     clock.move_by_ms(0);
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
-/// A user's day never goes backwards: a clock set forward and back gives each of the two days once.
+/// A user's day never goes backwards: a clock moved forward and back grants each of the two days once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clock_across_midnight() {
-    let row = Row::begin("clock: across midnight and back under Redis");
+async fn a_clock_moved_across_midnight_does_not_repeat_a_day() {
+    let row = Row::begin("clock: Redis' clock moved across midnight and back");
     let clock = Clock::new();
     let fixture = Fixture::on(Servers::start_on(&clock).await, CoreOptions::default()).await;
     let limits = Limits { total: None, per_user: None, per_user_per_day: Some(1) };
@@ -69,21 +70,20 @@ async fn clock_across_midnight() {
             row.fault();
             fixture.move_clock(&clock, hours * HOUR_MS).await;
             for user in 0..5 {
-                let seen =
-                    checker.claim(&fixture.core, &format!("u{user}"), &format!("k{round}-{hours}")).await;
-                assert!(seen != Seen::Unknown);
+                let (user, key) = (format!("u{user}"), format!("k{round}-{hours}"));
+                checker.decided(SOON, &fixture.core, &user, &key).await;
             }
         }
     }
     clock.move_by_ms(0);
     fixture.judge(row, &checker, Expect::default()).await;
     let days = fixture.sql.claims("demo").await.iter().filter(|row| row.user_id == "u0").count();
-    assert_eq!(days, 2, "today and tomorrow, once each");
+    assert_eq!(days, 2, "one claim today and one tomorrow");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clock_in_core() {
-    let row = Row::begin("clock: one hour back and forth in core");
+async fn moving_cores_clock_does_not_change_decisions() {
+    let row = Row::begin("clock: core's clock moved by one hour");
     let clock = Clock::new();
     let mut options = CoreOptions::default();
     for (name, value) in clock.environment() {
@@ -99,7 +99,7 @@ async fn clock_in_core() {
     for (at, ms) in [HOUR_MS, -HOUR_MS, 0].into_iter().enumerate() {
         row.fault();
         clock.move_by_ms(ms);
-        // Core's clock decides nothing: the window stays where it is.
+        // Core's clock affects no decision: the window does not move.
         checker.win(&fixture.core, at * 20..at * 20 + 20).await;
         fixture.core.patch("demo", json!({"name": format!("moved by {ms}")})).await.expect(200);
         checker.win(&fixture.core, at * 20..at * 20 + 20).await;
@@ -108,9 +108,9 @@ async fn clock_in_core() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn descriptors_used_up() {
+async fn core_recovers_from_exhausted_descriptors() {
     only_on!(OWN, "core starts its own Redis again");
-    let row = Row::begin("descriptors used up");
+    let row = Row::begin("descriptors exhausted");
     let fixture = Fixture::managed().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     checker.win(&fixture.core, 0..20).await;
@@ -122,14 +122,15 @@ async fn descriptors_used_up() {
     for _ in 0..100 {
         hoard.push(Raw::connect(fixture.core.listen()).await);
     }
-    // A Redis that dies now needs descriptors to come back, and those who wait for one take what it frees.
+    // A restarted Redis needs descriptors, but callers waiting for a descriptor take those that the dead
+    // server frees.
     row.kill();
     signal_pid(fixture.core.redis_pid().await, Signal::KILL);
     for user in 20..30 {
-        let wish = Wish { user: format!("u{user}"), key: "k".to_owned(), units: 1 };
-        let asked = checker.ask(fixture.core.client(), &url, &wish);
-        if tokio::time::timeout(Duration::from_millis(300), asked).await.is_err() {
-            checker.keep(&wish, Seen::Unknown);
+        let attempt = ClaimAttempt { user: format!("u{user}"), key: "k".to_owned(), units: 1 };
+        let claim_call = checker.send(fixture.core.client(), &url, &attempt);
+        if tokio::time::timeout(Duration::from_millis(300), claim_call).await.is_err() {
+            checker.record(&attempt, ClaimOutcome::Unknown);
         }
     }
     drop(hoard);
@@ -137,7 +138,7 @@ async fn descriptors_used_up() {
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
-/// The soft limit, of a process that runs.
+/// Sets the soft limit of open files of a running process.
 fn limit_descriptors(pid: u32, count: usize) {
     let done =
         Command::new("prlimit").arg("--pid").arg(pid.to_string()).arg(format!("--nofile={count}:")).status();
@@ -145,77 +146,28 @@ fn limit_descriptors(pid: u32, count: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn disk_full() {
-    only_on!(OWN, "the disk is that of core and its own Redis");
+async fn core_recovers_from_a_full_disk() {
+    only_on!(OWN, "core and its managed Redis share the disk");
     let row = Row::begin("disk full");
-    if !rustix::process::geteuid().is_root() {
-        return row.skip("only root can mount a small disk");
-    }
-    let mut fixture = Fixture::managed().await;
+    let Some(disk) = row.needs(SmallDisk::mount("4m")) else { return };
+    let directory = tempfile::Builder::new().prefix("cg-").tempdir_in(disk.path()).unwrap();
+    let core = CoreOptions::default().start_in(directory).await;
+    let sql = Sql::in_directory(&core.data_dir());
+    let fixture = Fixture { core, others: vec![], proxy: None, server: None, postgres: None, sql };
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
-    checker.win(&fixture.core, 0..20).await;
-    fixture.core.stop().await;
-    let disk = match SmallDisk::under(&fixture.core.data_dir()) {
-        Ok(disk) => disk,
-        Err(why) => return row.skip(&why),
-    };
-    fixture.core = fixture.core.restart().await;
-    fixture.sql = support::sql::Sql::in_directory(&fixture.core.data_dir());
-    checker.win(&fixture.core, 20..40).await;
+    checker.win(&fixture.core, 0..40).await;
     row.fault();
     disk.fill();
     let mut refused = 0;
     for user in 40..2000 {
-        let seen = checker.claim(&fixture.core, &format!("u{user}"), "k").await;
-        refused += usize::from(seen == Seen::Unknown);
+        let outcome = checker.claim(&fixture.core, &format!("u{user}"), "k").await;
+        refused += usize::from(outcome == ClaimOutcome::Unknown);
         if refused > 20 {
             break;
         }
     }
     assert!(refused > 20, "a full disk went unnoticed");
-    disk.clear();
+    disk.empty();
     sleep(Duration::from_millis(100)).await;
     fixture.judge(row, &checker, Expect::default()).await;
-}
-
-/// 4 MB in memory, mounted over a directory whose files move in; gone when dropped.
-struct SmallDisk<'a>(std::borrow::Cow<'a, Path>);
-
-impl SmallDisk<'_> {
-    fn under(directory: &Path) -> Result<Self, String> {
-        let shell = |script: &str| {
-            let done = Command::new("sh").args(["-ec", script, "sh"]).arg(directory).output();
-            let done = done.map_err(|error| error.to_string())?;
-            if done.status.success() {
-                Ok(())
-            } else {
-                Err(String::from_utf8_lossy(&done.stderr).into_owned())
-            }
-        };
-        shell(
-            r#"mv "$1" "$1.aside"; mkdir -m 700 "$1"; mount -t tmpfs -o size=4m,mode=700 none "$1" || { rmdir "$1"; mv "$1.aside" "$1"; exit 1; }"#,
-        )?;
-        let disk = Self(directory.to_owned().into());
-        shell(r#"cp -a "$1.aside/." "$1/""#)?;
-        Ok(disk)
-    }
-
-    /// Leaves a few KB.
-    fn fill(&self) {
-        let filled = Command::new("sh")
-            .args(["-c", r#"cat /dev/zero > "$1/filler""#, "sh"])
-            .arg(self.0.as_ref())
-            .output();
-        assert!(!filled.unwrap().status.success(), "a disk without end");
-    }
-
-    fn clear(&self) {
-        std::fs::remove_file(self.0.join("filler")).unwrap();
-    }
-}
-
-impl Drop for SmallDisk<'_> {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(self.0.as_ref()).status();
-    }
 }

@@ -1,14 +1,17 @@
-//! claimgate under every fault of the list, against real processes; each test ends before the one judge
-//! (`test-support/src/checker.rs`), and says what it survived.
+//! Fault tests against real processes. Each test ends with the same checker (`test-support/src/checker.rs`)
+//! and prints what the system survived.
 
-// Test code throughout, also in functions that are not tests themselves.
+// All of this is test code, including functions that are not tests.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr)]
 
 mod alarms;
 mod at_rest;
+mod audited_once;
 mod backup;
-mod claim_audit;
 mod cluster;
+mod code_storm;
+mod codes;
+mod conversion;
 mod cores;
 mod delayed;
 mod delivery;
@@ -30,23 +33,27 @@ mod logs;
 mod machine;
 mod migrations;
 mod outbox;
+mod passes;
 mod plans;
 mod promotion;
+mod random_kills;
 mod readiness;
 mod rebuild;
 mod redis;
+mod redis_refuses;
 mod registers;
-mod regressions;
 mod replicas;
 mod replies;
 mod rolling;
 mod sentinel;
+mod simpler_designs;
 mod sql;
+mod sql_refuses;
 mod storm;
 mod strace;
 mod tally;
 mod tls;
 mod torn;
 mod unreadable;
-mod user_claims;
+mod user_claims_in_both_stores;
 mod vanished;

@@ -1,10 +1,11 @@
-//! What is in the outbox and was never written by any core, and what two cores take off it.
+//! Outbox entries that were not written by a core, and entries that two cores remove.
 
 use std::collections::BTreeSet;
 
 use claimgate_core::domain::event::OutboxEntry;
 use claimgate_core::store::redis::RedisStore;
-use claimgate_core::store::redis::keys::Keys;
+use claimgate_core::store::redis::outbox::OutboxLayout;
+use claimgate_core::store::redis::scripts::keys::Keys;
 use redis::{Client, Value};
 use reqwest::Method;
 use serde_json::json;
@@ -18,7 +19,7 @@ use support::{SOON, eventually, wait::holds};
 use crate::fixture::{Fixture, ROOMY};
 use crate::tally::Row;
 
-/// Entries as no core writes them: (field, value) pairs.
+/// Entries that no core would write: (field, value) pairs.
 const MALFORMED: [&[&str]; 6] = [
     &["garbage", "1"],
     &["epoch", "1"],
@@ -29,7 +30,7 @@ const MALFORMED: [&[&str]; 6] = [
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_malformed_entry() {
+async fn malformed_entries_become_dead_letters() {
     let row = Row::begin("malformed outbox entries");
     let fixture = Fixture::external().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
@@ -42,22 +43,20 @@ async fn a_malformed_entry() {
     }
     held.release().await;
     fixture.relayed("demo").await;
-    assert_eq!(dead_letters(&redis).await, 6, "all are kept where people can look at them");
+    assert_eq!(dead_letters(&redis).await, 6, "all must be kept as dead letters");
     checker.win(&fixture.core, 30..40).await;
     eventually(SOON, || async {
-        let metrics =
-            fixture.core.client().try_get(&fixture.core.admin_url("/metrics"), "").await.unwrap().text();
-        let line = metrics.lines().find(|line| line.starts_with("claimgate_dead_letters_total"));
-        holds(line.is_some_and(|line| line.ends_with(" 6")), || format!("{line:?}"))
+        let report = fixture.core.metric::<u64>("claimgate_dead_letters_total").await;
+        holds(report == Some(6), || format!("{report:?}"))
     })
     .await;
     fixture.judge(row, &checker, Expect { differences: &["dead_letters"], ..Expect::default() }).await;
 }
 
-/// A rebuild too meets malformed entries, and moves them to the dead letters.
+/// A rebuild also moves malformed entries to the dead letters.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_malformed_entry_met_by_a_rebuild() {
-    let row = Row::begin("malformed outbox entries, met by a rebuild");
+async fn a_rebuild_moves_malformed_entries_to_dead_letters() {
+    let row = Row::begin("malformed outbox entries during a rebuild");
     let fixture = Fixture::external().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     let redis = fixture.redis().await;
@@ -71,7 +70,7 @@ async fn a_malformed_entry_met_by_a_rebuild() {
     held.release().await;
     eventually(SOON, || async {
         let dead_letters = dead_letters(&redis).await;
-        holds(dead_letters == 6, || format!("{dead_letters} dead_letters"))
+        holds(dead_letters == 6, || format!("{dead_letters} dead letters"))
     })
     .await;
     fixture.judge(row, &checker, Expect { differences: &["dead_letters"], ..Expect::default() }).await;
@@ -87,11 +86,11 @@ async fn dead_letters(redis: &RedisView) -> u64 {
     redis.query(&["XLEN", &key("demo", "dead_letters")]).await
 }
 
-/// Two cores may have read the same entries: taking one off lowers the count of what waits for SQL once.
+/// Two cores may have read the same entries: removing one lowers the number of pending events only once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_entry_that_another_core_has_taken_off_is_not_counted_again() {
+async fn an_entry_removed_by_two_cores_is_counted_once() {
     only_on!(ONE_SERVER, "core's own library, on one server");
-    let row = Row::begin("outbox entries taken off by two cores");
+    let row = Row::begin("outbox entries removed by two cores");
     let mut fixture = Fixture::external().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     let _held = fixture.sql.hold().await;
@@ -106,29 +105,30 @@ async fn an_entry_that_another_core_has_taken_off_is_not_counted_again() {
 
     let client = Client::open(fixture.server().url()).unwrap();
     let (store, keys) = (RedisStore::new(client, 1000), Keys::of(&"demo".parse().unwrap()));
-    let read = async || store.outbox_page(&keys, "0").await.unwrap().unwrap().0.entries;
+    let read =
+        async || store.outbox_page(&keys, OutboxLayout::Current, "0").await.unwrap().unwrap().0.entries;
     let by_another: Vec<_> = read().await.into_iter().step_by(2).collect();
     let mut late = read().await;
     let sizes: BTreeSet<_> = late.iter().map(|entry| entry.events.len()).collect();
     assert!(sizes.len() > 1 && events(&late) == 36, "{sizes:?}");
     let mut session = store.session(keys.slot).await.unwrap();
     row.fault();
-    let left = store.acknowledge(&mut session, &keys, &by_another).await.unwrap();
+    let left = store.acknowledge(&mut session, &keys, &by_another, &[]).await.unwrap();
     assert_eq!(left, 36 - events(&by_another));
-    // All but the last two, one of which the other has taken.
+    // Remove all but the last two entries; the other core has already removed one of these two.
     let two_left = late.split_off(late.len() - 2);
     let waits = events(&two_left)
         - events(by_another.iter().filter(|taken| two_left.iter().any(|entry| entry.id == taken.id)));
     for _ in 0..2 {
-        assert_eq!(store.acknowledge(&mut session, &keys, &late).await.unwrap(), waits);
+        assert_eq!(store.acknowledge(&mut session, &keys, &late, &[]).await.unwrap(), waits);
     }
     let redis = fixture.redis().await;
     assert_eq!(redis.counter("demo", "backlog").await, waits);
-    assert_eq!(redis.outbox_entries("demo").await, 2, "the sentinel, and the one that waits");
-    row.passed(40, "each was counted once");
+    assert_eq!(redis.outbox_entries("demo").await, 2, "the sentinel and the pending entry");
+    row.passed(40, "each counted once");
 }
 
-/// How many events these entries hold.
+/// Returns the number of events in these entries.
 fn events<'a>(entries: impl IntoIterator<Item = &'a OutboxEntry>) -> u64 {
     entries.into_iter().map(|entry| entry.events.len() as u64).sum()
 }

@@ -1,5 +1,6 @@
-//! What goes on as it is after a promotion, and how soon: a large campaign, and one of many, whose callers wait. The times are
-//! printed, not judged; `CLAIMS` and `CAMPAIGNS` of the environment say how large and how many.
+//! Campaigns that continue after a promotion without being reloaded from SQL, and how soon: a large campaign,
+//! and one of many campaigns, with callers waiting. The times are only printed. The environment variables
+//! `CLAIMS` and `CAMPAIGNS` set the sizes.
 
 use std::time::Duration;
 
@@ -28,7 +29,7 @@ const CAMPAIGNS: u64 = 200;
 const ROOMY: Limits = Limits { total: Some(1000), per_user: Some(10), per_user_per_day: None };
 
 async fn of_a_large_campaign(what: &str, cause: Cause) {
-    let kind = Kind::asked();
+    let kind = Kind::from_env();
     let count = size("CLAIMS", CLAIMS);
     let row = Row::begin_on(kind, what);
     let _turn = heavy().await;
@@ -40,38 +41,42 @@ async fn of_a_large_campaign(what: &str, cause: Cause) {
     let loads = counter(&core, "claimgate_loads_total").await;
     row.fault();
     let moments = promotion::fail_over(&set, &core, "demo", cause).await;
-    assert_eq!(counter(&core, "claimgate_loads_total").await, loads, "it was not loaded from SQL");
+    assert_eq!(
+        counter(&core, "claimgate_loads_total").await,
+        loads,
+        "the campaign must not be loaded from SQL"
+    );
     assert!(counter(&core, "claimgate_adoptions_total").await > 0);
     row.passed(promotion::CALLERS, &format!("{count} claims; {}", moments.line()));
 }
 
-/// Servers on a fast disk: by a slow one campaigns would be loaded instead of adopted.
+/// Starts servers on a fast disk: on a slow one campaigns would be loaded instead of adopted.
 async fn replicated(kind: Kind) -> SentinelSet {
     SentinelSet::start_with(Access { kind, environment: &fast_disk(), ..Access::default() }).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_a_large_campaign_that_was_asked_for() {
-    only_on!(OWN, "it brings its own servers");
-    of_a_large_campaign("a large campaign after a promotion that was asked for", Cause::Asked).await;
+async fn a_large_campaign_is_adopted_after_a_requested_failover() {
+    only_on!(OWN, "it starts its own servers");
+    of_a_large_campaign("a large campaign after a requested promotion", Cause::Requested).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_a_large_campaign_that_was_planned() {
-    only_on!(OWN, "it brings its own servers");
-    of_a_large_campaign("a large campaign after a promotion that was planned", Cause::Planned).await;
+async fn a_large_campaign_is_adopted_after_a_planned_failover() {
+    only_on!(OWN, "it starts its own servers");
+    of_a_large_campaign("a large campaign after a planned promotion", Cause::Planned).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_a_large_campaign_whose_primary_was_killed() {
-    only_on!(OWN, "it brings its own servers");
+async fn a_large_campaign_is_adopted_after_a_killed_primary() {
+    only_on!(OWN, "it starts its own servers");
     of_a_large_campaign("a large campaign whose primary was killed", Cause::Killed).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_many_campaigns() {
-    only_on!(OWN, "it brings its own servers");
-    let kind = Kind::asked();
+async fn many_campaigns_are_adopted_after_a_failover() {
+    only_on!(OWN, "it starts its own servers");
+    let kind = Kind::from_env();
     let live = size("CAMPAIGNS", CAMPAIGNS);
     let row = Row::begin_on(kind, "many campaigns after a promotion");
     let _turn = heavy().await;
@@ -82,11 +87,11 @@ async fn of_many_campaigns() {
     has_members(&core, 2).await;
     loaded(&core, live).await;
     row.fault();
-    let moments = promotion::fail_over(&set, &core, &format!("live{}", live / 2), Cause::Asked).await;
+    let moments = promotion::fail_over(&set, &core, &format!("live{}", live / 2), Cause::Requested).await;
     eventually(SOON + Duration::from_millis(50) * u32::try_from(live).unwrap(), || async {
         sleep(Duration::from_millis(50)).await;
         let adopted = counter(&core, "claimgate_adoptions_total").await;
-        holds(adopted >= live, || format!("{adopted} campaigns of {live} go on"))
+        holds(adopted >= live, || format!("{adopted} of {live} campaigns were adopted"))
     })
     .await;
     let all = moments.promoted.elapsed();
@@ -96,21 +101,21 @@ async fn of_many_campaigns() {
     );
 }
 
-/// An entry was deleted from the outbox before SQL had it. What the promoted server counts tells so: it is not adopted, or SQL
-/// would never hear of that claim.
+/// An outbox entry is deleted before SQL has it. The counters of the promoted server reveal the loss, so the
+/// server is not adopted. Otherwise SQL would never get that claim.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_claim_whose_entry_was_deleted_comes_to_sql() {
+async fn a_claim_whose_outbox_entry_was_deleted_reaches_sql() {
     only_on!(
         ONE_SERVER,
-        "the one server becomes a replica, which Sentinel would undo and a cluster's node refuses"
+        "the server becomes a replica, which Sentinel would undo and a cluster node refuses"
     );
-    let row = Row::begin("an outbox entry deleted before SQL had it, then the server promoted");
+    let row = Row::begin("an outbox entry deleted before SQL has it, then a promotion");
     let fixture = Fixture::external().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     checker.win(&fixture.core, 0..5).await;
     fixture.relayed("demo").await;
     let (redis, held) = (fixture.redis().await, fixture.sql.hold().await);
-    // The relay has the first of them in hand, and waits for SQL.
+    // The relay has the first entry in flight and waits for SQL.
     for user in 5..8 {
         checker.win(&fixture.core, user..user + 1).await;
     }
@@ -118,7 +123,7 @@ async fn a_claim_whose_entry_was_deleted_comes_to_sql() {
     let outbox = key("demo", "outbox");
     let last: StreamRangeReply = redis.query(&["XREVRANGE", &outbox, "+", "1", "COUNT", "1"]).await;
     assert_eq!(redis.query::<u64>(&["XDEL", &outbox, &last.ids[0].id]).await, 1);
-    // The same as of the replica that a promoted one was, to this core.
+    // To core, this looks like the promotion of a replica.
     redis.query::<()>(&["REPLICAOF", "127.0.0.1", "1"]).await;
     redis.query::<()>(&["REPLICAOF", "NO", "ONE"]).await;
     redis.query::<u64>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;

@@ -1,4 +1,4 @@
-//! How long a large campaign takes to come back from SQL.
+//! Measures how long it takes to load a large campaign from SQL.
 
 use std::time::{Duration, Instant};
 
@@ -10,25 +10,23 @@ use support::{SOON, binary, eventually, heavy, wait::holds};
 use crate::fixture::Fixture;
 use crate::tally::Row;
 
-/// Claims without `CLAIMS`; a core built for debugging gets a tenth.
+/// Number of claims unless `CLAIMS` is set; a debug build of core uses a tenth.
 const CLAIMS: u64 = 1_000_000;
-/// How long is waited for them.
+/// Time limit of the load.
 const WAIT: Duration = Duration::from_secs(60);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn from_sqlite() {
+async fn a_large_campaign_is_rebuilt_from_sqlite() {
     let _turn = heavy().await;
     rebuild(Row::begin("a large campaign rebuilt: SQLite, managed Redis"), Fixture::managed().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn from_postgres() {
+async fn a_large_campaign_is_rebuilt_from_postgres() {
     let row = Row::begin("a large campaign rebuilt: PostgreSQL, managed Redis");
     let _turn = heavy().await;
-    match Fixture::on_postgres(true).await {
-        Ok(fixture) => rebuild(row, fixture).await,
-        Err(why) => row.skip(&why),
-    }
+    let Some(fixture) = row.needs(Fixture::on_postgres(true).await) else { return };
+    rebuild(row, fixture).await;
 }
 
 async fn rebuild(row: Row, fixture: Fixture) {
@@ -51,7 +49,7 @@ async fn rebuild(row: Row, fixture: Fixture) {
     .await;
     let took = started.elapsed();
     assert_eq!(view["sequence"], count);
-    // Two claims a user were there, and two more are allowed.
+    // The user had two claims, and two more are allowed.
     for (key, status) in [("k1", 201), ("k2", 201), ("k3", 409)] {
         eventually(SOON, || async {
             let reply = fixture.core.claim("demo", "u1", key).await;
@@ -60,14 +58,16 @@ async fn rebuild(row: Row, fixture: Fixture) {
         .await;
     }
     fixture.relayed("demo").await;
-    let told = fixture.reconciliation("demo").await;
+    let report = fixture.reconciliation("demo").await;
     assert_eq!(
-        (&told["agrees"], &told["redis"]["taken_by_users"]),
+        (&report["agrees"], &report["redis"]["taken_by_users"]),
         (&json!(true), &json!(count + 2)),
-        "{told}"
+        "{report}"
     );
     row.passed(
         3,
-        &format!("{count} claims back after {took:.1?}, deletion included (filling SQL took {filled:.1?})"),
+        &format!(
+            "{count} claims loaded after {took:.1?}, including the deletion (filling SQL took {filled:.1?})"
+        ),
     );
 }

@@ -1,4 +1,5 @@
-//! Faults of Redis itself: killed, stalled, busy, out of memory, its scripts or the end of its file gone.
+//! Faults of Redis itself: killed, stalled, busy, out of memory, or without its scripts or the end of its
+//! file.
 
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use support::core_process::DECISION;
 use support::inspect::key;
 use support::only_on;
 use support::process::{Signal, signal_pid};
-use support::storm::{Seen, wishes};
+use support::storm::{ClaimOutcome, claim_attempts};
 use support::topology::{ONE_SERVER, OWN};
 use support::wait::holds;
 use support::{Core, CoreOptions, RedisView, SOON, Snapshot, eventually};
@@ -18,20 +19,20 @@ use tokio::time::sleep;
 use crate::fixture::{Fixture, ROOMY};
 use crate::tally::Row;
 
-/// More than callers of one test send at once.
-const AT_ONCE: usize = 100;
+/// More than the concurrent claims of any test.
+const CONCURRENT_CLAIMS: usize = 100;
 
-/// Claims by `users` users while `fault` goes on.
+/// Sends claims of `users` users while `fault` runs.
 async fn under_load<T>(checker: &Checker, core: &Core, users: usize, fault: impl Future<Output = T>) -> T {
-    let wishes = wishes(users, 3);
+    let claim_attempts = claim_attempts(users, 3);
     let url = core.url("/internal/v1/claims");
-    let storm = checker.storm(core.client(), || url.clone(), &wishes, AT_ONCE);
+    let storm = checker.storm(core.client(), || url.clone(), &claim_attempts, CONCURRENT_CLAIMS);
     let (fault, ()) = tokio::join!(fault, storm);
     fault
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn redis_killed_under_load() {
+async fn no_claim_is_lost_when_redis_is_killed() {
     only_on!(OWN, "core starts its own Redis again");
     let row = Row::begin("Redis killed under load");
     let fixture = Fixture::managed().await;
@@ -48,7 +49,7 @@ async fn redis_killed_under_load() {
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
-/// What is refused while `fault` lasts is a 503 in time, and a retry with the same key finds the one claim.
+/// Claims during the stall get 503 in time, and a retry with the same key finds the only claim.
 async fn stalled(
     row: Row,
     fixture: Fixture,
@@ -60,24 +61,20 @@ async fn stalled(
     row.fault();
     stall(&fixture).await;
     let started = Instant::now();
-    let asked = futures_util::future::join_all((20..60).map(|user| {
+    let claims = futures_util::future::join_all((20..60).map(|user| {
         let (checker, core) = (&checker, &fixture.core);
         async move { checker.claim(core, &format!("u{user}"), "k").await }
     }));
-    let asked = asked.await;
-    assert!(asked.iter().all(|seen| *seen == Seen::Unknown), "{asked:?}");
+    let claims = claims.await;
+    assert!(claims.iter().all(|outcome| *outcome == ClaimOutcome::Unknown), "{claims:?}");
     assert!(started.elapsed() < DECISION, "503 only after {:?}", started.elapsed());
     go_on(&fixture).await;
-    eventually(SOON, || async {
-        let seen = checker.claim(&fixture.core, "u20", "k").await;
-        holds(seen != Seen::Unknown, || "still no decision".to_owned())
-    })
-    .await;
+    checker.decided(SOON, &fixture.core, "u20", "k").await;
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn stall_by_sigstop() {
+async fn claims_return_503_in_time_while_redis_is_stopped() {
     let fixture = Fixture::managed().await;
     let pids = fixture.redis_pids().await;
     let stop = async |_: &Fixture| pids.iter().for_each(|pid| signal_pid(*pid, Signal::STOP));
@@ -86,7 +83,7 @@ async fn stall_by_sigstop() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn stall_by_client_pause() {
+async fn claims_return_503_in_time_while_writes_are_paused() {
     let fixture = Fixture::external().await;
     let say = async |fixture: &Fixture, words: &[&str]| {
         fixture.redis().await.query_all::<()>(words).await;
@@ -97,7 +94,7 @@ async fn stall_by_client_pause() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn runaway_script() {
+async fn claims_return_503_in_time_during_a_runaway_script() {
     only_on!(ONE_SERVER, "the script runs on one server");
     let fixture = Fixture::external().await;
     let redis = fixture.redis().await;
@@ -115,7 +112,7 @@ async fn runaway_script() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn scripts_lost() {
+async fn callers_do_not_notice_lost_scripts() {
     let row = Row::begin("scripts lost");
     let fixture = Fixture::external().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
@@ -129,15 +126,15 @@ async fn scripts_lost() {
         }
     };
     under_load(&checker, &fixture.core, 300, flush).await;
-    for (wish, seen) in checker.seen() {
-        assert!(matches!(seen, Seen::Claimed { .. }), "{wish:?} has noticed: {seen:?}");
+    for (attempt, outcome) in checker.outcomes() {
+        assert!(matches!(outcome, ClaimOutcome::Claimed { .. }), "{attempt:?} failed: {outcome:?}");
     }
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn memory_limit() {
-    let row = Row::begin("memory limit");
+async fn claims_write_nothing_when_redis_is_out_of_memory() {
+    let row = Row::begin("Redis out of memory: claims write nothing");
     let fixture = Fixture::external().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     checker.win(&fixture.core, 0..20).await;
@@ -146,44 +143,48 @@ async fn memory_limit() {
     row.fault();
     limit_memory(&redis, 1).await;
     for user in 20..40 {
-        // As when a core of another version comes, which cannot bring its library then.
+        // Simulate a new core of a different version, which cannot load its script library without memory.
         if user == 30 {
             redis.query_all::<()>(&["FUNCTION", "FLUSH"]).await;
         }
         let reply = fixture.core.once().claim("demo", &format!("u{user}"), "k").await;
         reply.refused(503, "overloaded");
     }
-    assert_eq!(Snapshot::take(&redis, &sql, "demo").await, before, "refused, and yet written");
+    assert_eq!(Snapshot::take(&redis, &sql, "demo").await, before, "rejected claims must write nothing");
     limit_memory(&redis, 0).await;
     checker.win(&fixture.core, 20..25).await;
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_relay_works_without_memory() {
-    let row = Row::begin("memory limit: the relay frees what it can");
+async fn the_relay_runs_without_free_memory() {
+    let row = Row::begin("Redis out of memory: the relay runs");
     let fixture = Fixture::external().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     let redis = fixture.redis().await;
     checker.win(&fixture.core, 0..5).await;
     let held = fixture.sql.hold().await;
     checker.win(&fixture.core, 5..40).await;
-    // A malformed entry too has to get out of the way.
+    // The relay must also move a malformed entry away.
     let outbox = support::inspect::key("demo", "outbox");
     redis.query::<String>(&["XADD", &outbox, "*", "no", "entry"]).await;
     row.fault();
     limit_memory(&redis, 1).await;
     held.release().await;
     fixture.relayed("demo").await;
-    assert_eq!(fixture.sql.claims("demo").await.len(), 40, "relayed while Redis was out of memory");
+    assert_eq!(
+        fixture.sql.claims("demo").await.len(),
+        40,
+        "all must be relayed while Redis is out of memory"
+    );
     limit_memory(&redis, 0).await;
     fixture.judge(row, &checker, Expect { differences: &["dead_letters"], ..Expect::default() }).await;
 }
 
-/// To be evicted is what frees memory: it must not wait for any.
+/// An eviction frees memory, so it must also work without free memory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_campaign_that_is_over_is_evicted_without_memory() {
-    let row = Row::begin("memory limit: a campaign that is over leaves Redis");
+async fn an_ended_campaign_is_evicted_without_free_memory() {
+    let row = Row::begin("Redis out of memory: an ended campaign is evicted");
     let options = CoreOptions::default().with("CLAIMGATE_ARCHIVE_AFTER_S", "1");
     let fixture = Fixture::external_with(options).await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
@@ -200,7 +201,7 @@ async fn a_campaign_that_is_over_is_evicted_without_memory() {
     for id in checker.acknowledged() {
         fixture.core.look_up(&id).await.expect(200);
     }
-    row.passed(checker.asked(), "20 claims answered from SQL, and no key left");
+    row.passed(checker.call_count(), "20 claims answered from SQL, no keys left");
 }
 
 async fn limit_memory(redis: &RedisView, bytes: u64) {
@@ -208,13 +209,13 @@ async fn limit_memory(redis: &RedisView, bytes: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn torn_append_only_file() {
+async fn a_torn_append_only_file_loses_only_its_last_script() {
     let row = Row::begin("torn append-only file");
     let mut fixture = Fixture::external_on_fast_disk().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     checker.win(&fixture.core, 0..30).await;
     fixture.relayed("demo").await;
-    // What SQL has not heard of when the file is torn is lost, and only that.
+    // Only claims that SQL does not have when the file is torn may be lost.
     let held = fixture.sql.hold().await;
     checker.win(&fixture.core, 30..40).await;
     let file = newest_incremental_file(&fixture.redis().await.node_of("demo").await).await;
@@ -226,10 +227,10 @@ async fn torn_append_only_file() {
     fixture.server().kill_and_restart().await;
     fixture.judge(row, &checker, Expect { promise: Promise::Persisted, ..Expect::default() }).await;
     let lost = checker.acknowledged().len() - fixture.sql.claims("demo").await.len();
-    assert!(lost <= 1, "the last script was dropped, and {lost} claims with it");
+    assert!(lost <= 1, "only the last script may be lost, but {lost} claims are");
 }
 
-/// The file that Redis appends to.
+/// Returns the file that Redis appends to.
 pub async fn newest_incremental_file(redis: &RedisView) -> PathBuf {
     let directory = setting(redis, "dir").await;
     let directory = Path::new(&directory).join(setting(redis, "appenddirname").await);
@@ -238,7 +239,7 @@ pub async fn newest_incremental_file(redis: &RedisView) -> PathBuf {
     incremental.max_by_key(|file| file.metadata().unwrap().modified().unwrap()).expect("an append-only file")
 }
 
-/// A setting of Redis.
+/// Returns a setting of Redis.
 pub async fn setting(redis: &RedisView, name: &str) -> String {
     let pair: Vec<(String, String)> = redis.query(&["CONFIG", "GET", name]).await;
     pair.into_iter().next().expect("a setting").1

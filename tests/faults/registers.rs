@@ -1,5 +1,5 @@
-//! A Redis and a database that do not belong together, or no longer: two installations on one of them, a database that has
-//! lost rows, a database or a Redis that was replaced.
+//! A Redis server and a database that do not belong together: two installations share a server or a database,
+//! a database has lost rows, or one of the two was replaced.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -7,7 +7,6 @@ use std::path::Path;
 use reqwest::Method;
 use serde_json::{Value, json};
 use support::checker::{Checker, Expect, Limits};
-use support::core_client::API_TOKEN;
 use support::follower::Follower;
 use support::inspect::key;
 use support::only_on;
@@ -15,7 +14,7 @@ use support::postgres::Postgres;
 use support::process::command;
 use support::signing::claim_id;
 use support::sql::Sql;
-use support::storm::Seen;
+use support::storm::ClaimOutcome;
 use support::topology::OWN;
 use support::wait::holds;
 use support::{Core, CoreOptions, RedisServer, SOON, binary, eventually};
@@ -25,18 +24,12 @@ use crate::tally::Row;
 
 const LIMITS: Limits = Limits { total: Some(100), per_user: Some(1), per_user_per_day: None };
 
-/// How many of the users `from..upto` win; every other one is told that all is gone.
+/// Returns the number of the users `from..upto` whose claim is granted; all other claims must be denied.
 async fn winners(checker: &Checker, core: &Core, users: std::ops::Range<usize>) -> usize {
     let mut won = 0;
     for user in users {
-        let seen = eventually(SOON, || async {
-            match checker.claim(core, &format!("u{user}"), "k").await {
-                Seen::Unknown => Err(format!("no decision for u{user}")),
-                seen => Ok(seen),
-            }
-        })
-        .await;
-        won += usize::from(matches!(seen, Seen::Claimed { .. }));
+        let outcome = checker.decided(SOON, core, &format!("u{user}"), "k").await;
+        won += usize::from(matches!(outcome, ClaimOutcome::Claimed { .. }));
     }
     won
 }
@@ -46,14 +39,15 @@ async fn repair(core: &Core) -> Value {
     core.admin(Method::POST, path, &json!({})).await.expect(200).json()
 }
 
-/// 80 of 100 are granted and in SQL, 12 more to one user; then SQL loses the rows of `where_lost`.
+/// Grants 80 of 100 units, 12 of them to one user, and relays these claims. Then deletes the SQL rows
+/// selected by `where_lost`.
 async fn with_rows_lost(row: &Row, fixture: &Fixture, where_lost: &str) -> Checker {
     let limits = Limits { per_user: Some(12), ..LIMITS };
     let checker = Checker::create(&fixture.core, "demo", limits).await;
     checker.win(&fixture.core, 0..68).await;
     for at in 0..12 {
-        let seen = checker.claim(&fixture.core, "often", &format!("k{at}")).await;
-        assert!(matches!(seen, Seen::Claimed { .. }), "{seen:?}");
+        let outcome = checker.decided(SOON, &fixture.core, "often", &format!("k{at}")).await;
+        assert!(matches!(outcome, ClaimOutcome::Claimed { .. }), "{outcome:?}");
     }
     fixture.relayed("demo").await;
     row.fault();
@@ -64,60 +58,60 @@ async fn with_rows_lost(row: &Row, fixture: &Fixture, where_lost: &str) -> Check
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rows_that_sql_has_lost_are_not_given_again_by_a_repair() {
+async fn rows_lost_by_sql_are_not_granted_again_by_a_repair() {
     for fixture in Fixture::on_both_databases().await {
         let row = Row::begin("SQL has lost rows: repair");
         let checker = with_rows_lost(&row, &fixture, "sequence > 60 AND sequence <= 78").await;
         let mut follower = Follower::default();
-        follower.to_the_end(&fixture.core, 100).await;
+        follower.read_all(&fixture.core, 100).await;
         assert_eq!(fixture.reconciliation("demo").await["agrees"], false);
         let repaired = repair(&fixture.core).await;
         assert_eq!(repaired["agrees"], true, "{repaired}");
         assert_eq!(repaired["sql"]["taken"], 80, "{repaired}");
-        let again = follower.to_the_end(&fixture.core, 100).await;
-        // At least once: others may be among them.
-        let told: BTreeSet<_> = again.iter().filter_map(|item| item["claim"]["sequence"].as_u64()).collect();
+        let again = follower.read_all(&fixture.core, 100).await;
+        // Each claim is reported at least once; the feed may repeat claims.
+        let reported: BTreeSet<_> =
+            again.iter().filter_map(|item| item["claim"]["sequence"].as_u64()).collect();
         assert!(
-            (61..=78).all(|lost| told.contains(&lost)),
-            "the feed tells of those that SQL got back: {told:?}"
+            (61..=78).all(|lost| reported.contains(&lost)),
+            "the feed must report the restored claims: {reported:?}"
         );
-        assert_eq!(winners(&checker, &fixture.core, 100..140).await, 20, "exactly the rest is granted");
+        assert_eq!(winners(&checker, &fixture.core, 100..140).await, 20, "exactly the rest must be granted");
         fixture.judge(row, &checker, Expect::default()).await;
     }
 }
 
-/// What was given back and granted again comes to SQL in that order, whatever the order in which Redis has it.
+/// Returns reach SQL before the grants that use the returned units, regardless of the order in Redis.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn units_that_were_given_back_and_granted_again_are_rescued_without_revoking_any() {
+async fn claims_on_returned_units_survive_a_lost_outbox() {
     for fixture in Fixture::on_both_databases().await {
-        let row = Row::begin("the outbox is lost, units had changed hands");
+        let row = Row::begin("the outbox is lost after units were returned and granted again");
         let limits = Limits { total: Some(42), per_user: Some(2), per_user_per_day: None };
         let checker = Checker::create(&fixture.core, "demo", limits).await;
         checker.win(&fixture.core, 0..40).await;
-        // A record that is too long for it makes Redis keep the users in no order.
+        // A long user record makes Redis store the users unordered.
         for key in ["k1", "k2"] {
-            checker.claim(&fixture.core, "often", key).await;
+            checker.decided(SOON, &fixture.core, "often", key).await;
         }
         fixture.relayed("demo").await;
         let held = fixture.sql.hold().await;
         for user in 0..20 {
             let id = claim_id("demo", &format!("u{user}"), "k");
-            let url = fixture.core.url(&format!("/internal/v1/claims/{id}/return"));
-            fixture.core.client().call(Method::POST, &url, API_TOKEN, &Value::Null).await.expect(200);
+            fixture.core.transition(&id, "return").await.expect(200);
             checker.ended(&id);
         }
         checker.win(&fixture.core, 40..60).await;
         row.fault();
         fixture.redis().await.query::<()>(&["DEL", &key("demo", "outbox")]).await;
         held.release().await;
-        assert_eq!(winners(&checker, &fixture.core, 60..70).await, 0, "all is taken");
+        assert_eq!(winners(&checker, &fixture.core, 60..70).await, 0, "everything is taken");
         fixture.judge(row, &checker, Expect::default()).await;
     }
 }
 
-/// Lowering a limit revokes nothing, also where SQL has lost what was granted before.
+/// Lowering a limit revokes nothing, even if SQL has lost earlier grants.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rows_that_sql_has_lost_come_back_though_a_limit_was_lowered_since() {
+async fn rows_lost_by_sql_are_restored_despite_a_lowered_limit() {
     for fixture in Fixture::on_both_databases().await {
         let row = Row::begin("SQL has lost rows: a limit was lowered");
         let checker = with_rows_lost(&row, &fixture, "user_id = 'often' AND sequence > 70").await;
@@ -132,11 +126,11 @@ async fn rows_that_sql_has_lost_come_back_though_a_limit_was_lowered_since() {
     }
 }
 
-/// A failover of PostgreSQL to a standby that lags: rows are gone, and with them that the epoch was raised.
+/// PostgreSQL fails over to a standby that lags, which loses rows and the raised epoch.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rows_and_an_epoch_that_sql_has_lost_are_not_given_again_by_a_recovery() {
+async fn rows_lost_with_their_epoch_are_not_granted_again() {
     for mut fixture in Fixture::on_both_databases().await {
-        let row = Row::begin("SQL has lost rows and the raise of an epoch: recovery");
+        let row = Row::begin("SQL has lost rows and a raised epoch: recovery");
         let checker = Checker::create(&fixture.core, "demo", LIMITS).await;
         checker.win(&fixture.core, 0..60).await;
         fixture.relayed("demo").await;
@@ -152,13 +146,13 @@ async fn rows_and_an_epoch_that_sql_has_lost_are_not_given_again_by_a_recovery()
             format!("UPDATE campaigns SET epoch = {older}, events = 55, sequence = 55 WHERE id = 'demo'");
         fixture.sql.run(back).await;
         fixture.core = fixture.core.restart().await;
-        assert_eq!(winners(&checker, &fixture.core, 100..140).await, 20, "exactly the rest is granted");
+        assert_eq!(winners(&checker, &fixture.core, 100..140).await, 20, "exactly the rest must be granted");
         fixture.judge(row, &checker, Expect::default()).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rows_that_sql_has_lost_outlive_an_eviction() {
+async fn rows_lost_by_sql_survive_an_eviction() {
     let row = Row::begin("SQL has lost rows: eviction");
     let options = CoreOptions::default().with("CLAIMGATE_ARCHIVE_AFTER_S", "1");
     let fixture = Fixture::managed_with(options).await;
@@ -171,16 +165,16 @@ async fn rows_that_sql_has_lost_outlive_an_eviction() {
     })
     .await;
     let standing = fixture.sql.claims("demo").await.iter().filter(|claim| claim.stands()).count();
-    assert_eq!(standing, 80, "what only Redis had went to SQL first");
+    assert_eq!(standing, 80, "claims that only Redis has must reach SQL first");
     for id in checker.acknowledged() {
         fixture.core.look_up(&id).await.expect(200);
     }
-    row.passed(checker.asked(), "80 claims of 80 after the eviction");
+    row.passed(checker.call_count(), "80 claims of 80 after the eviction");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn another_registers_campaign_of_the_same_name_is_left_alone() {
-    let row = Row::begin("another database under the same Redis");
+async fn a_foreign_campaign_of_the_same_id_is_untouched() {
+    let row = Row::begin("a different database on the same Redis");
     let mut fixture = Fixture::external().await;
     let checker = Checker::create(&fixture.core, "demo", LIMITS).await;
     let redis = fixture.redis().await;
@@ -192,7 +186,7 @@ async fn another_registers_campaign_of_the_same_name_is_left_alone() {
     held.release().await;
     row.kill();
     let waiting = redis.outbox_entries("demo").await;
-    assert!(waiting > 1, "something waits in the outbox");
+    assert!(waiting > 1, "the outbox must have pending entries");
     let url = fixture.server().url();
     {
         let stranger = CoreOptions::default().with("CLAIMGATE_REDIS_URL", url).start().await;
@@ -200,14 +194,14 @@ async fn another_registers_campaign_of_the_same_name_is_left_alone() {
         let refused = stranger.admin(Method::POST, "/admin/v1/campaigns", &body).await;
         let refused = refused.refused(409, "campaign_exists");
         assert!(
-            refused.json()["detail"].as_str().unwrap().contains("another register"),
+            refused.json()["detail"].as_str().unwrap().contains("another database"),
             "{}",
             refused.text()
         );
         stranger.admin_get("/admin/v1/campaigns/demo").await.refused(404, "campaign_not_found");
         stranger.create("other", json!({"total": 5})).await;
         stranger.claim("other", "alice", "k").await.expect(201);
-        // Written past the API, as by a core of before: refused by every script all the same.
+        // A row written without the API, as by an older core: every script still rejects the campaign.
         Sql::in_directory(&stranger.data_dir())
             .run(
                 "INSERT INTO campaigns (id, name, starts_at, time_zone, admin_state, version, epoch, created_at, changed_at, \
@@ -221,63 +215,59 @@ async fn another_registers_campaign_of_the_same_name_is_left_alone() {
             .admin_post("/admin/v1/campaigns/demo/warm-up")
             .await
             .refused(503, "campaign_not_ready");
-        assert_eq!(redis.outbox_entries("demo").await, waiting, "the outbox is as it was");
+        assert_eq!(redis.outbox_entries("demo").await, waiting, "the outbox must be unchanged");
     }
     fixture.core = fixture.core.restart().await;
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
-/// `claimgate drop-foreign`, as the operator of the data directory `data` would call it: its status, and what it said.
+/// Runs `claimgate drop-foreign` as the operator of the data directory `data`; returns its status and output.
 pub async fn drop_foreign(id: &str, data: &Path, redis_url: &str, file: &Path) -> (Option<i32>, String) {
     let mut command = command(&binary::claimgate());
-    command.args(["drop-foreign", id, "--export"]).arg(file);
+    command.args(["drop-foreign", id, "--yes", "--export"]).arg(file);
     command.env("CLAIMGATE_DATA_DIR", data).env("CLAIMGATE_REDIS_URL", redis_url);
     let output = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
-    let said = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
-    (output.status.code(), said)
+    let text = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+    (output.status.code(), text)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn another_registers_campaign_is_removed_once_it_is_written_down_and_no_core_serves_it() {
-    let row = Row::begin("another database under the same Redis: drop-foreign");
+async fn drop_foreign_saves_then_removes_an_unserved_campaign() {
+    let row = Row::begin("a different database on the same Redis: drop-foreign");
     let mut fixture = Fixture::external().await;
     let checker = Checker::create(&fixture.core, "demo", Limits { per_user: Some(12), ..LIMITS }).await;
     checker.win(&fixture.core, 0..30).await;
     for at in 0..12 {
-        checker.claim(&fixture.core, "often", &format!("k{at}")).await;
+        checker.decided(SOON, &fixture.core, "often", &format!("k{at}")).await;
     }
     let url = fixture.server().url();
     let stranger = CoreOptions::default().with("CLAIMGATE_REDIS_URL", url.clone()).start().await;
     let directory = tempfile::tempdir().unwrap();
     let file = |name: &str| directory.path().join(name);
-    let (status, said) = drop_foreign("demo", &fixture.core.data_dir(), &url, &file("ours")).await;
-    assert_eq!(status, Some(1), "{said}");
-    assert!(said.contains("this database's own") && !file("ours").exists(), "{said}");
+    let (status, output) = drop_foreign("demo", &fixture.core.data_dir(), &url, &file("ours")).await;
+    assert_eq!(status, Some(1), "{output}");
+    assert!(output.contains("belongs to this database") && !file("ours").exists(), "{output}");
 
-    // Its core brings it back meanwhile: nothing is lost by the attempt.
-    let (status, said) = drop_foreign("demo", &stranger.data_dir(), &url, &file("served")).await;
-    assert_eq!(status, Some(1), "{said}");
-    assert!(said.contains("a core serves"), "{said}");
-    eventually(SOON, || async {
-        let seen = checker.claim(&fixture.core, "back", "k").await;
-        holds(matches!(seen, Seen::Claimed { .. }), || format!("its core is loading it: {seen:?}"))
-    })
-    .await;
+    // The campaign's own core restores the campaign in the meantime, so the attempt loses nothing.
+    let (status, output) = drop_foreign("demo", &stranger.data_dir(), &url, &file("served")).await;
+    assert_eq!(status, Some(1), "{output}");
+    assert!(output.contains("a core serves"), "{output}");
+    checker.granted(&fixture.core, "back", "k").await;
     checker.win(&fixture.core, 30..40).await;
     fixture.relayed("demo").await;
     let redis = fixture.redis().await;
     let verdict = checker.judge(&[&fixture.core], &fixture.sql, &redis, Expect::default()).await;
 
-    // What SQL has not heard of is written down, too.
+    // Claims that SQL does not have yet are exported too.
     let held = fixture.sql.hold().await;
     checker.win(&fixture.core, 40..50).await;
     row.kill();
     fixture.core.kill();
     held.release().await;
-    let (status, said) = drop_foreign("demo", &stranger.data_dir(), &url, &file("served")).await;
-    assert_eq!(status, Some(2), "a file is not overwritten: {said}");
-    let (status, said) = drop_foreign("demo", &stranger.data_dir(), &url, &file("claims.csv")).await;
-    assert_eq!(status, Some(0), "{said}");
+    let (status, output) = drop_foreign("demo", &stranger.data_dir(), &url, &file("served")).await;
+    assert_eq!(status, Some(2), "a file is not overwritten: {output}");
+    let (status, output) = drop_foreign("demo", &stranger.data_dir(), &url, &file("claims.csv")).await;
+    assert_eq!(status, Some(0), "{output}");
     let text = std::fs::read_to_string(file("claims.csv")).unwrap();
     let ids: BTreeSet<_> = text.lines().skip(1).map(|line| line.split(',').next().unwrap()).collect();
     let acknowledged = checker.acknowledged();
@@ -288,28 +278,23 @@ async fn another_registers_campaign_is_removed_once_it_is_written_down_and_no_co
     assert_eq!(left, 0);
     stranger.create("demo", json!({"total": 5})).await;
     stranger.claim("demo", "alice", "k").await.expect(201);
-    row.survived(checker.asked(), verdict);
+    row.survived(checker.call_count(), verdict);
 }
 
-/// What core counts under this name; 0 while there was none.
+/// Returns the value of a counter of core; 0 if it does not exist yet.
 pub async fn counter(core: &Core, name: &str) -> u64 {
-    let text = core.client().try_get(&core.admin_url("/metrics"), "").await.unwrap().text();
-    let count = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    count.map_or(0, |count| count.trim().parse().unwrap())
+    core.metric(name).await.unwrap_or(0)
 }
 
 async fn lost_events(core: &Core) -> u64 {
     counter(core, "claimgate_lost_events_total").await
 }
 
-/// PostgreSQL comes back without what it had committed last, as a copy does that lagged behind.
+/// PostgreSQL is replaced by a copy that lacks the last commits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rows_that_sql_has_lost_are_told_of_once_it_is_back() {
-    let row = Row::begin("SQL has lost rows: told of");
-    let mut fixture = match Fixture::on_postgres(true).await {
-        Ok(fixture) => fixture,
-        Err(why) => return row.skip(&why),
-    };
+async fn rows_lost_by_sql_are_reported_once_it_is_back() {
+    let row = Row::begin("SQL has lost rows: reported");
+    let Some(mut fixture) = row.needs(Fixture::on_postgres(true).await) else { return };
     let checker = Checker::create(&fixture.core, "demo", LIMITS).await;
     fixture.core.create("whole", json!({})).await;
     fixture.core.claim("whole", "alice", "k").await.expect(201);
@@ -320,42 +305,35 @@ async fn rows_that_sql_has_lost_are_told_of_once_it_is_back() {
     row.fault();
     fixture.postgres().stop_immediately().await;
     fixture.postgres().start_again().await;
-    // Claims that are relayed meanwhile hide nothing.
+    // Claims relayed in the meantime must not hide the loss.
     assert_eq!(winners(&checker, &fixture.core, 80..90).await, 10);
     eventually(SOON, || async {
         let (found, log) = (lost_events(&fixture.core).await, fixture.core.log());
-        let told =
+        let reported =
             log.lines().filter(|line| line.contains("ERROR") && line.contains("reconcile demo --repair"));
-        holds(found == 10 && told.count() == 1 && !log.contains("reconcile whole"), || log.clone())
+        holds(found == 10 && reported.count() == 1 && !log.contains("reconcile whole"), || log.clone())
     })
     .await;
-    // While claims wait for SQL, a repair compares no totals.
+    // A repair compares no totals while claims are pending for SQL.
     fixture.relayed("demo").await;
     assert_eq!(repair(&fixture.core).await["agrees"], true);
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rows_that_sql_has_lost_are_told_of_though_the_first_look_failed() {
-    let row = Row::begin("SQL has lost rows: told of after a failure");
-    let mut fixture = match Fixture::on_postgres(true).await {
-        Ok(fixture) => fixture,
-        Err(why) => return row.skip(&why),
-    };
+async fn rows_lost_by_sql_are_reported_after_a_failed_check() {
+    let row = Row::begin("SQL has lost rows: reported after a failed check");
+    let Some(mut fixture) = row.needs(Fixture::on_postgres(true).await) else { return };
     let checker = Checker::create(&fixture.core, "demo", LIMITS).await;
     checker.win(&fixture.core, 0..80).await;
     fixture.relayed("demo").await;
     fixture.sql.run("DELETE FROM claims WHERE campaign_id = 'demo' AND sequence > 70".to_owned()).await;
     row.fault();
-    // SQL answers again, but not to this.
+    // SQL answers again, but not this query.
     fixture.sql.run("ALTER TABLE claims RENAME TO claims_away".to_owned()).await;
     fixture.postgres().stop_immediately().await;
     fixture.postgres().start_again().await;
-    eventually(SOON, || async {
-        let log = fixture.core.log();
-        holds(log.contains("look for rows that SQL may have lost"), || log.clone())
-    })
-    .await;
+    fixture.core.until_logged(SOON, &["check yet whether SQL has lost rows"]).await;
     assert_eq!(lost_events(&fixture.core).await, 0);
     fixture.sql.run("ALTER TABLE claims_away RENAME TO claims".to_owned()).await;
     eventually(SOON, || async {
@@ -367,15 +345,13 @@ async fn rows_that_sql_has_lost_are_told_of_though_the_first_look_failed() {
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
-/// What SQL has of the outbox already counts twice in the first look, and hides what is lost; not in the next.
+/// Events that are both in SQL and in the outbox count twice in the first check and hide the loss; the next
+/// check finds it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rows_that_sql_has_lost_are_told_of_though_others_are_relayed_in_the_first_look() {
-    only_on!(OWN, "it brings its own server");
-    let row = Row::begin("SQL has lost rows: told of after the outbox is empty");
-    let mut postgres = match Postgres::start().await {
-        Ok(postgres) => postgres,
-        Err(why) => return row.skip(&why),
-    };
+async fn rows_lost_by_sql_are_reported_despite_concurrent_relays() {
+    only_on!(OWN, "it starts its own server");
+    let row = Row::begin("SQL has lost rows: reported once the outbox is empty");
+    let Some(mut postgres) = row.needs(Postgres::start().await) else { return };
     let server = RedisServer::start().await;
     let redis = server.view().await;
     let user = ["ACL", "SETUSER", "core", "on", "nopass", "~*", "&*", "+@all"];
@@ -393,16 +369,12 @@ async fn rows_that_sql_has_lost_are_told_of_though_others_are_relayed_in_the_fir
         }
     };
     claimed(0..5).await;
-    eventually(SOON, || async {
-        let entries = redis.outbox_entries("demo").await;
-        holds(entries == 1, || format!("{entries} entries with the sentinel"))
-    })
-    .await;
+    redis.relayed("demo", SOON).await;
     let sql = postgres.pool("claimgate");
     let lost = sqlx::query("DELETE FROM claims WHERE sequence = 5").execute(&sql).await.unwrap();
     assert_eq!(lost.rows_affected(), 1);
     row.fault();
-    // What is relayed now stays in the outbox.
+    // Entries relayed from now on stay in the outbox.
     redis.query::<String>(&["ACL", "SETUSER", "core", "-xdel"]).await;
     claimed(5..6).await;
     eventually(SOON, || async {
@@ -410,30 +382,27 @@ async fn rows_that_sql_has_lost_are_told_of_though_others_are_relayed_in_the_fir
         holds(rows == 5, || format!("{rows} rows"))
     })
     .await;
-    let looks = || core.log().matches("THEN revision ELSE").count();
-    let before = looks();
+    let checks = || core.log().matches("THEN revision ELSE").count();
+    let before = checks();
     row.fault();
     postgres.stop_immediately().await;
     postgres.start_again().await;
-    eventually(SOON, || async { holds(looks() > before, || "no look yet".to_owned()) }).await;
-    assert_eq!(lost_events(&core).await, 0, "hidden");
+    eventually(SOON, || async { holds(checks() > before, || "no check yet".to_owned()) }).await;
+    assert_eq!(lost_events(&core).await, 0, "the loss must still be hidden");
     redis.query::<String>(&["ACL", "SETUSER", "core", "+xdel"]).await;
     eventually(2 * SOON, || async {
         let found = lost_events(&core).await;
         holds(found == 1, || format!("{found} events\n{}", core.log()))
     })
     .await;
-    row.passed(6, "it is told of");
+    row.passed(6, "the loss was reported");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_second_core_with_a_redis_of_its_own_is_refused() {
-    only_on!(OWN, "each core has a Redis of its own");
-    let row = Row::begin("two cores with a Redis of their own on one database");
-    let fixture = match Fixture::on_postgres(true).await {
-        Ok(fixture) => fixture,
-        Err(why) => return row.skip(&why),
-    };
+async fn a_second_core_with_a_different_redis_server_is_rejected() {
+    only_on!(OWN, "each core needs its own Redis");
+    let row = Row::begin("two cores with separate Redis servers on one database");
+    let Some(fixture) = row.needs(Fixture::on_postgres(true).await) else { return };
     let checker = Checker::create(&fixture.core, "demo", LIMITS).await;
     checker.win(&fixture.core, 0..60).await;
     row.fault();
@@ -441,25 +410,22 @@ async fn a_second_core_with_a_redis_of_its_own_is_refused() {
     let mut second = Core::launch(CoreOptions::default().with("CLAIMGATE_DATABASE_URL", url)).await;
     let (list, token) = (second.admin_url("/admin/v1/campaigns"), fixture.core.admin_token());
     if let Ok(reply) = second.client().try_get(&list, &token).await {
-        assert!(reply.status >= 400, "it takes no calls yet: {}", reply.text());
+        assert!(reply.status >= 400, "it must not accept calls: {}", reply.text());
     }
     let status = second.process().wait(SOON).await;
-    assert_eq!(status.code(), Some(2), "a wrong configuration");
+    assert_eq!(status.code(), Some(2), "the status of a configuration error");
     let log = second.log();
     assert!(log.lines().last().unwrap().contains("CLAIMGATE_REDIS_URL"), "{log}");
     assert_eq!(winners(&checker, &fixture.core, 60..140).await, 40);
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
-/// A restore, or a replaced host: no action is needed, or `--take-over` says so at once.
+/// A restored or replaced Redis server takes over automatically; `--take-over` makes that immediate.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_redis_that_was_replaced_serves_once_no_core_serves_with_the_old_one() {
-    only_on!(OWN, "each core has a Redis of its own");
+async fn a_new_redis_server_serves_once_the_old_one_is_unused() {
+    only_on!(OWN, "each core needs its own Redis");
     let row = Row::begin("a replaced Redis on the same PostgreSQL");
-    let mut fixture = match Fixture::on_postgres(true).await {
-        Ok(fixture) => fixture,
-        Err(why) => return row.skip(&why),
-    };
+    let Some(mut fixture) = row.needs(Fixture::on_postgres(true).await) else { return };
     let checker = Checker::create(&fixture.core, "demo", LIMITS).await;
     checker.win(&fixture.core, 0..30).await;
     fixture.relayed("demo").await;
@@ -473,7 +439,7 @@ async fn a_redis_that_was_replaced_serves_once_no_core_serves_with_the_old_one()
     row.kill();
     fixture.core.stop().await;
     fixture.core = Core::launch(options).await;
-    // 30 s, by itself.
+    // The automatic takeover takes 30 s.
     eventually(2 * SOON, || async {
         let reply = fixture.core.client().try_get(&fixture.core.admin_url("/readyz"), "").await;
         holds(reply.is_ok_and(|reply| reply.status == 200), || fixture.core.log())

@@ -1,4 +1,5 @@
-//! Lost, late and broken replies, at every place where a connection to Redis can be cut; and callers who hang up.
+//! Lost, late and broken replies, with the connection to Redis cut at every position; and callers that
+//! disconnect.
 
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use support::fault_proxy::Cut;
 use support::only_on;
 use support::process::{Signal, signal_pid};
 use support::raw::{Raw, claim_request};
-use support::storm::Seen;
+use support::storm::ClaimOutcome;
 use support::topology::ONE_SERVER;
 use support::wait::holds;
 use support::{SOON, eventually};
@@ -17,50 +18,46 @@ use tokio::time::sleep;
 use crate::fixture::{Fixture, ROOMY};
 use crate::tally::Row;
 
-/// Cuts the calls of one user after another at one place, `times` each, and asks until there is an outcome.
+/// Cuts the calls of several users at the same position, `times` each, and retries until there is an outcome.
 async fn cut_at(row: Row, cut: Cut, times: usize) {
     let fixture = Fixture::proxied().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     for at in 0..5 {
         let user = format!("victim-{at}");
         fixture.proxy().cut(cut, &user, times);
-        eventually(SOON, || async {
-            let seen = checker.claim(&fixture.core, &user, "k").await;
-            holds(matches!(seen, Seen::Claimed { .. }), || format!("{user}: {seen:?}"))
-        })
-        .await;
+        checker.granted(&fixture.core, &user, "k").await;
         row.fault();
     }
     assert!(fixture.proxy().injected() >= 5, "only {} calls were cut", fixture.proxy().injected());
     fixture.proxy().mend();
     let rows = fixture.sql.claims("demo").await;
-    assert!(rows.len() <= 5, "five asked, and there are {rows:?}");
+    assert!(rows.len() <= 5, "five users claimed, but SQL has {rows:?}");
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cut_before_the_request() {
-    only_on!(ONE_SERVER, "its proxy stands before one server");
+async fn a_connection_cut_before_the_request_makes_one_claim() {
+    only_on!(ONE_SERVER, "the proxy supports only one server");
     cut_at(Row::begin("cut before the request"), Cut::BeforeRequest, 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cut_after_the_request() {
-    only_on!(ONE_SERVER, "its proxy stands before one server");
+async fn a_connection_cut_after_the_request_makes_one_claim() {
+    only_on!(ONE_SERVER, "the proxy supports only one server");
     cut_at(Row::begin("cut after the request"), Cut::AfterRequest, 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cut_mid_reply() {
-    only_on!(ONE_SERVER, "its proxy stands before one server");
+async fn a_connection_cut_in_the_reply_makes_one_claim() {
+    only_on!(ONE_SERVER, "the proxy supports only one server");
     cut_at(Row::begin("cut in the middle of the reply"), Cut::MidReply(30), 3).await;
 }
 
-/// Between core's finding that Redis answers and the next thing it asks, Redis may go again.
+/// Redis may disappear between core's first successful call and the next one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn core_starts_though_redis_goes_again_just_after_its_first_answer() {
-    only_on!(ONE_SERVER, "its proxy stands before one server");
-    let row = Row::begin("Redis goes again while core starts");
+async fn core_starts_even_if_redis_drops_early_connections() {
+    only_on!(ONE_SERVER, "the proxy supports only one server");
+    let row = Row::begin("connections to Redis drop while core starts");
     let mut fixture = Fixture::proxied().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     checker.win(&fixture.core, 0..10).await;
@@ -73,10 +70,10 @@ async fn core_starts_though_redis_goes_again_just_after_its_first_answer() {
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
-/// Half a reply must not be read as another one, wherever it ends.
+/// A partial reply must not be read as a different reply, regardless of where it ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cut_at_every_byte_of_the_reply() {
-    only_on!(ONE_SERVER, "its proxy stands before one server");
+async fn a_partial_reply_is_never_read_as_a_denial() {
+    only_on!(ONE_SERVER, "the proxy supports only one server");
     let row = Row::begin("cut at every byte of the reply");
     let fixture = Fixture::proxied().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
@@ -84,25 +81,25 @@ async fn cut_at_every_byte_of_the_reply() {
     for bytes in 0..100 {
         let user = format!("victim-{bytes}-");
         fixture.proxy().cut(Cut::MidReply(bytes), &user, 1);
-        let seen = checker.claim(&fixture.core, &user, "k").await;
-        assert!(!matches!(seen, Seen::Denied { .. }), "{bytes} bytes: {seen:?}");
-        found_again += usize::from(seen != Seen::Unknown);
+        let outcome = checker.claim(&fixture.core, &user, "k").await;
+        assert!(!matches!(outcome, ClaimOutcome::Denied { .. }), "{bytes} bytes: {outcome:?}");
+        found_again += usize::from(outcome != ClaimOutcome::Unknown);
         row.fault();
     }
-    println!("{found_again} of 100 were found again by core itself");
+    println!("core itself recovered {found_again} of 100");
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn reset() {
-    only_on!(ONE_SERVER, "its proxy stands before one server");
+async fn a_connection_reset_makes_one_claim() {
+    only_on!(ONE_SERVER, "the proxy supports only one server");
     cut_at(Row::begin("connection reset"), Cut::Reset, 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_single_lost_reply_is_found_again_by_core_itself() {
-    only_on!(ONE_SERVER, "its proxy stands before one server");
-    let row = Row::begin("one reply lost: core asks again");
+async fn core_retries_a_single_lost_reply_itself() {
+    only_on!(ONE_SERVER, "the proxy supports only one server");
+    let row = Row::begin("one reply lost: core retries");
     let fixture = Fixture::proxied().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     for (at, cut) in
@@ -110,23 +107,23 @@ async fn a_single_lost_reply_is_found_again_by_core_itself() {
     {
         let user = format!("victim-{at}");
         fixture.proxy().cut(cut, &user, 1);
-        let seen = checker.claim(&fixture.core, &user, "k").await;
-        assert!(matches!(seen, Seen::Claimed { .. }), "{cut:?}: {seen:?}");
+        let outcome = checker.claim(&fixture.core, &user, "k").await;
+        assert!(matches!(outcome, ClaimOutcome::Claimed { .. }), "{cut:?}: {outcome:?}");
         row.fault();
     }
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn delay_beyond_the_deadline() {
-    only_on!(ONE_SERVER, "its proxy stands before one server");
+async fn a_reply_after_the_deadline_is_an_unknown_outcome() {
+    only_on!(ONE_SERVER, "the proxy supports only one server");
     let row = Row::begin("replies later than the deadline");
     let fixture = Fixture::proxied().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     for at in 0..2 {
         let user = format!("victim-{at}");
         fixture.proxy().cut(Cut::Delay(Duration::from_secs(3)), &user, 1);
-        assert_eq!(checker.claim(&fixture.core, &user, "k").await, Seen::Unknown);
+        assert_eq!(checker.claim(&fixture.core, &user, "k").await, ClaimOutcome::Unknown);
         row.fault();
     }
     fixture.proxy().mend();
@@ -134,26 +131,26 @@ async fn delay_beyond_the_deadline() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_swallowed() {
-    only_on!(ONE_SERVER, "its proxy stands before one server");
+async fn a_swallowed_request_is_an_unknown_outcome() {
+    only_on!(ONE_SERVER, "the proxy supports only one server");
     let row = Row::begin("requests swallowed by the network");
     let fixture = Fixture::proxied().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     fixture.proxy().cut(Cut::Swallow, "victim", 2);
-    assert_eq!(checker.claim(&fixture.core, "victim", "k").await, Seen::Unknown);
+    assert_eq!(checker.claim(&fixture.core, "victim", "k").await, ClaimOutcome::Unknown);
     row.fault();
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn client_gone() {
-    only_on!(ONE_SERVER, "its proxy stands before one server");
-    let row = Row::begin("client gone");
+async fn claims_are_decided_after_their_client_is_gone() {
+    only_on!(ONE_SERVER, "the test stops one server");
+    let row = Row::begin("client disconnected");
     let fixture = Fixture::managed().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     checker.win(&fixture.core, 0..1).await;
     let pid = fixture.redis().await.pid().await;
-    // Redis is stopped so that no caller is answered before it has gone.
+    // Redis is stopped, so that no caller gets an answer before it disconnects.
     signal_pid(pid, Signal::STOP);
     for at in 0..20 {
         let mut raw = Raw::connect(fixture.core.listen()).await;
@@ -164,15 +161,15 @@ async fn client_gone() {
     }
     sleep(Duration::from_millis(100)).await;
     signal_pid(pid, Signal::CONT);
-    // Automatically: the retry comes only after that.
+    // The claims are decided automatically, before the retries below.
     eventually(SOON, || async {
         let rows = fixture.sql.claims("demo").await;
         holds(rows.len() == 21, || format!("{} claims in SQL", rows.len()))
     })
     .await;
     for at in 0..20 {
-        let seen = checker.claim(&fixture.core, &format!("gone-{at}"), "k").await;
-        assert!(matches!(seen, Seen::Claimed { replayed: true, .. }), "{seen:?}");
+        let outcome = checker.decided(SOON, &fixture.core, &format!("gone-{at}"), "k").await;
+        assert!(matches!(outcome, ClaimOutcome::Claimed { replayed: true, .. }), "{outcome:?}");
     }
     fixture.judge(row, &checker, Expect::default()).await;
 }

@@ -1,11 +1,12 @@
-//! Two cores restarted in turn under load, also by another version: each claim that is sent through the edge, or through a
-//! balancer that obeys `/readyz`, is answered with its decision.
+//! Two cores restarted in turn under load, and replaced by a newer version. Every claim sent through the
+//! edge, or through a balancer that respects `/readyz`, is decided.
 
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use claimgate_core::store::redis::scripts::layout::LAYOUT;
 use futures_util::future::join_all;
 use reqwest::{Method, RequestBuilder};
 use support::checker::{Checker, Expect, Limits, Verdict};
@@ -13,42 +14,51 @@ use support::client::{Client, client};
 use support::core_client::API_TOKEN;
 use support::edge::Runtime;
 use support::pair::{Pair, PairEdge};
-use support::storm::{Seen, Wish};
+use support::pulse::MachineProbe;
+use support::storm::{ClaimAttempt, ClaimOutcome};
 use support::wait::holds;
 use support::{Core, CoreOptions, Reply, SOON, claim_body, eventually, heavy};
 use tokio::time::sleep;
 
 use crate::tally::{Row, say};
 
-/// Less than is asked for, in both: each way in tells grants, replays and denials.
+/// Both limits are lower than the demand, so that there are grants, replays and denials.
 const LIMITS: Limits = Limits { total: Some(20_000), per_user: Some(2), per_user_per_day: Some(2) };
 const USERS: usize = 2_000;
 const CALLERS: usize = 24;
-/// How often each core is restarted.
+/// Number of restarts of each core.
 const ROUNDS: usize = 3;
-/// Claims that are decided before the next core is restarted.
-const BETWEEN: usize = 150;
-/// How often the balancer asks, and how long a core waits to be asked.
-const LOOK: Duration = Duration::from_millis(50);
+/// Number of decided claims before the next restart.
+const CLAIMS_PER_RESTART: usize = 150;
+/// The balancer's polling interval, and the time that a core waits to be polled before it stops.
+const POLL: Duration = Duration::from_millis(50);
 const DRAIN_S: &str = "2";
 
-/// Claims that go on until they are told to stop, and the answers that told no decision.
-#[derive(Default)]
+/// Claims that continue until stopped, and the answers without a decision.
 struct Load {
+    /// Measures the delay of the component in front of the cores.
+    machine: MachineProbe,
     over: AtomicBool,
     decided: AtomicUsize,
     undecided: Mutex<Vec<String>>,
 }
 
 impl Load {
-    /// Claims by `request`, each as a first try and once more, while `fault` lasts; returns what that does. All must have been
-    /// decided.
+    /// Sends claims built by `request`, each as a first try and as a retry, until `fault` ends; returns the
+    /// result of `fault`. All must be decided, except those in flight while even `probe` was answered late.
     async fn during<T>(
+        probe: String,
         checker: &Checker,
-        request: impl Fn(&Wish, bool) -> RequestBuilder,
+        request: impl Fn(&ClaimAttempt, bool) -> RequestBuilder,
         fault: impl AsyncFnOnce(&Self) -> T,
     ) -> T {
-        let (load, client) = (Self::default(), client().once());
+        let client = client().once();
+        let load = Self {
+            machine: MachineProbe::of(probe),
+            over: AtomicBool::default(),
+            decided: AtomicUsize::default(),
+            undecided: Mutex::default(),
+        };
         let fault = async {
             let done = fault(&load).await;
             load.over.store(true, Ordering::Relaxed);
@@ -60,11 +70,11 @@ impl Load {
         let decided = load.decided.into_inner();
         assert!(
             undecided.is_empty(),
-            "{} of {decided} were told no decision: {undecided:#?}",
+            "{} claims beside {decided} decided ones got no decision: {undecided:#?}",
             undecided.len()
         );
         assert!(decided > 0);
-        say(&format!("  {decided} claims told their decision, all of them"));
+        say(&format!("  all {decided} claims got their decision"));
         done
     }
 
@@ -72,7 +82,7 @@ impl Load {
         &self,
         checker: &Checker,
         client: &Client,
-        request: &impl Fn(&Wish, bool) -> RequestBuilder,
+        request: &impl Fn(&ClaimAttempt, bool) -> RequestBuilder,
         caller: usize,
     ) {
         for at in 0.. {
@@ -80,39 +90,52 @@ impl Load {
                 return;
             }
             let user = format!("u{}", (caller * 83 + at) % USERS);
-            let wish = Wish { user, key: format!("{caller}-{at}"), units: 1 };
-            let first = self.told(checker, &wish, client.send(request(&wish, true)).await);
-            let again = self.told(checker, &wish, client.send(request(&wish, false)).await);
-            if let (Seen::Claimed { id, .. }, Seen::Claimed { id: same, .. }) = (&first, &again) {
+            let attempt = ClaimAttempt { user, key: format!("{caller}-{at}"), units: 1 };
+            let first =
+                self.record(checker, &attempt, Instant::now(), client.send(request(&attempt, true)).await);
+            let again =
+                self.record(checker, &attempt, Instant::now(), client.send(request(&attempt, false)).await);
+            if let (ClaimOutcome::Claimed { id, .. }, ClaimOutcome::Claimed { id: same, .. }) =
+                (&first, &again)
+            {
                 assert_eq!(id, same);
             }
             assert!(
-                !matches!((&first, &again), (Seen::Claimed { .. }, Seen::Denied { .. })),
-                "{wish:?} won, and was refused: {first:?} {again:?}"
+                !matches!((&first, &again), (ClaimOutcome::Claimed { .. }, ClaimOutcome::Denied { .. })),
+                "{attempt:?} was granted, then denied: {first:?} {again:?}"
             );
         }
     }
 
-    fn told(&self, checker: &Checker, wish: &Wish, reply: Result<Reply, reqwest::Error>) -> Seen {
-        let seen = match &reply {
-            Ok(reply) => Seen::of(reply),
+    fn record(
+        &self,
+        checker: &Checker,
+        attempt: &ClaimAttempt,
+        asked_at: Instant,
+        reply: Result<Reply, reqwest::Error>,
+    ) -> ClaimOutcome {
+        let outcome = match &reply {
+            Ok(reply) => ClaimOutcome::of(reply),
             Err(_) => None,
         };
-        match &seen {
+        match &outcome {
             Some(_) => drop(self.decided.fetch_add(1, Ordering::Relaxed)),
+            None if self.machine.was_late_since(asked_at) => {
+                say(&format!("  the machine was late: {attempt:?} got no answer"));
+            }
             None => self.undecided.lock().unwrap().push(match reply {
-                Ok(reply) => format!("{wish:?}: {} {}", reply.status, reply.text()),
-                Err(error) => format!("{wish:?}: {error:?}"),
+                Ok(reply) => format!("{attempt:?}: {} {}", reply.status, reply.text()),
+                Err(error) => format!("{attempt:?}: {error:?}"),
             }),
         }
-        let seen = seen.unwrap_or(Seen::Unknown);
-        checker.keep(wish, seen.clone());
-        seen
+        let outcome = outcome.unwrap_or(ClaimOutcome::Unknown);
+        checker.record(attempt, outcome.clone());
+        outcome
     }
 
-    /// Waits until so many more claims were decided.
-    async fn more(&self) {
-        let until = self.decided.load(Ordering::Relaxed) + BETWEEN;
+    /// Waits until more claims have been decided.
+    async fn until_more_decided(&self) {
+        let until = self.decided.load(Ordering::Relaxed) + CLAIMS_PER_RESTART;
         eventually(2 * SOON, || async {
             let decided = self.decided.load(Ordering::Relaxed);
             holds(decided >= until, || format!("{decided} of {until} claims decided"))
@@ -121,59 +144,62 @@ impl Load {
     }
 }
 
-/// Each core in turn is told to stop, and started again.
+/// Stops and restarts each core in turn.
 async fn restart_in_turn(cores: &mut [Core; 2], load: &Load, row: &Row) {
     for _ in 0..ROUNDS {
         for core in &mut *cores {
-            load.more().await;
+            load.until_more_decided().await;
             row.fault();
             core.stop().await;
-            load.more().await;
+            load.until_more_decided().await;
             *core = core.restart().await;
         }
     }
-    load.more().await;
+    load.until_more_decided().await;
 }
 
-/// Through the edge, marked as the page marks a first try.
-fn through(edge: &PairEdge, checker: &Checker, wish: &Wish, is_first: bool) -> RequestBuilder {
-    let request = edge.claim_request(checker.campaign(), &wish.user, &wish.key);
+/// Returns a request through the edge, marked as the page marks a first try.
+fn edge_request(
+    edge: &PairEdge,
+    checker: &Checker,
+    attempt: &ClaimAttempt,
+    is_first: bool,
+) -> RequestBuilder {
+    let request = edge.claim_request(checker.campaign(), &attempt.user, &attempt.key);
     if is_first { request.header("Claimgate-Attempt", "1") } else { request }
 }
 
-async fn judged(pair: &Pair, checker: &Checker) -> Verdict {
+async fn judge(pair: &Pair, checker: &Checker) -> Verdict {
     let cores: Vec<_> = pair.cores.iter().collect();
     checker.judge(&cores, &pair.sql, &pair.server.view().await, Expect::default()).await
 }
 
-/// Without a pause before they stop: the edge asks the other core.
+/// Restarts the cores without a pause: the edge calls the other core.
 async fn behind_an_edge(runtime: Runtime) {
     let row = Row::begin(format!("two cores restarted in turn behind one edge ({runtime:?})"));
     let _turn = heavy().await;
-    let mut pair = match Pair::start(CoreOptions::default()).await {
-        Ok(pair) => pair,
-        Err(why) => return row.skip(&why),
-    };
+    let Some(mut pair) = row.needs(Pair::start(CoreOptions::default()).await) else { return };
     let edge = pair.edge(runtime, "rolling").await;
     let checker = Checker::create(&pair.cores[0], "demo", LIMITS).await;
-    let request = |wish: &Wish, is_first: bool| through(&edge, &checker, wish, is_first);
+    let request = |attempt: &ClaimAttempt, is_first: bool| edge_request(&edge, &checker, attempt, is_first);
     let cores = &mut pair.cores;
-    Load::during(&checker, request, async |load| restart_in_turn(cores, load, &row).await).await;
-    let verdict = judged(&pair, &checker).await;
-    row.survived(checker.asked(), verdict);
+    let probe = edge.edge.url("/livez");
+    Load::during(probe, &checker, request, async |load| restart_in_turn(cores, load, &row).await).await;
+    let verdict = judge(&pair, &checker).await;
+    row.survived(checker.call_count(), verdict);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cores_restarted_in_turn_behind_an_edge_on_wrangler_refuse_no_claim() {
+async fn claims_continue_in_a_rolling_restart_behind_wrangler() {
     behind_an_edge(Runtime::Wrangler).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cores_restarted_in_turn_behind_an_edge_on_workerd_refuse_no_claim() {
+async fn claims_continue_in_a_rolling_restart_behind_workerd() {
     behind_an_edge(Runtime::Workerd).await;
 }
 
-/// What stands before the cores for back ends: it sends to those that say they are ready.
+/// A balancer for back ends: it sends calls to cores that report ready.
 struct Balancer {
     bases: [String; 2],
     ready: [AtomicBool; 2],
@@ -186,9 +212,9 @@ impl Balancer {
         Self { bases, ready: [true, true].map(AtomicBool::new), turn: AtomicUsize::new(0) }
     }
 
-    /// Asks how the cores are, again and again. As balancers do, it believes the second look that says no, not the first:
-    /// on a busy machine one may come late.
-    async fn look(&self, client: &Client) {
+    /// Polls the cores. As balancers do, it reacts to the second failure, not the first: on a busy machine
+    /// one answer may be late.
+    async fn poll(&self, client: &Client) {
         let mut was_ready = [true, true];
         loop {
             for ((base, ready), was_ready) in self.bases.iter().zip(&self.ready).zip(&mut was_ready) {
@@ -197,7 +223,7 @@ impl Balancer {
                 ready.store(is_ready || *was_ready, Ordering::Relaxed);
                 *was_ready = is_ready;
             }
-            sleep(LOOK).await;
+            sleep(POLL).await;
         }
     }
 
@@ -210,66 +236,186 @@ impl Balancer {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cores_restarted_in_turn_behind_a_balancer_refuse_no_claim() {
-    let row = Row::begin("two cores restarted in turn behind a balancer that obeys /readyz");
+async fn claims_continue_in_a_rolling_restart_behind_a_balancer() {
+    let row = Row::begin("two cores restarted in turn behind a balancer that respects /readyz");
     let _turn = heavy().await;
     let options = CoreOptions::default().with("CLAIMGATE_DRAIN_S", DRAIN_S);
-    let mut pair = match Pair::start(options).await {
-        Ok(pair) => pair,
-        Err(why) => return row.skip(&why),
-    };
+    let Some(mut pair) = row.needs(Pair::start(options).await) else { return };
     let checker = Checker::create(&pair.cores[0], "demo", LIMITS).await;
     let (balancer, client) = (Balancer::new(&pair.cores), client());
-    let request = |wish: &Wish, _: bool| {
+    let request = |attempt: &ClaimAttempt, _: bool| {
         let url = format!("{}/internal/v1/claims", balancer.base());
-        let body = claim_body(checker.campaign(), &wish.user, &wish.key, wish.units);
+        let body = claim_body(checker.campaign(), &attempt.user, &attempt.key, attempt.units);
         client.request(Method::POST, &url).bearer_auth(API_TOKEN).json(&body)
     };
+    let probe = pair.cores[0].url("/livez");
     let cores = &mut pair.cores;
-    let load = Load::during(&checker, request, async |load| restart_in_turn(cores, load, &row).await);
+    let load = Load::during(probe, &checker, request, async |load| restart_in_turn(cores, load, &row).await);
     tokio::select! {
-        () = balancer.look(&client) => {}
+        () = balancer.poll(&client) => {}
         () = load => {}
     }
-    let verdict = judged(&pair, &checker).await;
-    row.survived(checker.asked(), verdict);
+    let verdict = judge(&pair, &checker).await;
+    row.survived(checker.call_count(), verdict);
 }
 
-/// From two cores of the previous version to two of this one, behind one edge: both versions on one Redis and one database,
-/// each decides claims of the same campaigns, and they agree.
+/// Two cores of the previous version are replaced one by one, behind one edge. Both versions share one Redis
+/// and one database, decide claims of the same campaigns, and agree.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cores_of_the_previous_version_are_replaced_in_turn_and_refuse_no_claim() {
+async fn claims_continue_in_a_rolling_upgrade_from_the_last_version() {
     let Some(previous) = std::env::var_os("CLAIMGATE_PREVIOUS_BIN").map(PathBuf::from) else {
-        return say(
-            "NOT RUN cores of the previous version beside this one: `tests/previous.sh` builds and runs it",
-        );
+        return say("NOT RUN cores of the previous version beside this one: use `tests/previous.sh`");
     };
     let row = Row::begin("cores of the previous version replaced in turn behind one edge");
     let _turn = heavy().await;
-    let mut pair = match Pair::start(CoreOptions::default().program(previous)).await {
-        Ok(pair) => pair,
-        Err(why) => return row.skip(&why),
+    let Some(mut pair) = row.needs(Pair::start(CoreOptions::default().program(previous)).await) else {
+        return;
     };
+    if layout_of(&pair).await != LAYOUT {
+        return say("NOT RUN cores of the previous version beside this one: their Redis layouts differ");
+    }
     let edge = pair.edge(Runtime::Workerd, "previous").await;
-    let mut asked = 0;
+    let mut call_count = 0;
     let mut last = Verdict::default();
     for (round, campaign) in ["first", "both"].into_iter().enumerate() {
         let checker = Checker::create(&pair.cores[1], campaign, LIMITS).await;
-        let request = |wish: &Wish, is_first: bool| through(&edge, &checker, wish, is_first);
+        let request =
+            |attempt: &ClaimAttempt, is_first: bool| edge_request(&edge, &checker, attempt, is_first);
         let core = &mut pair.cores[round];
-        Load::during(&checker, request, async |load| {
-            load.more().await;
+        Load::during(edge.edge.url("/livez"), &checker, request, async |load| {
+            load.until_more_decided().await;
             row.fault();
             core.stop().await;
-            load.more().await;
+            load.until_more_decided().await;
             *core = core.launch_tested();
             core.ready().await;
-            load.more().await;
-            load.more().await;
+            load.until_more_decided().await;
+            load.until_more_decided().await;
         })
         .await;
-        last = judged(&pair, &checker).await;
-        asked += checker.asked();
+        last = judge(&pair, &checker).await;
+        call_count += checker.call_count();
     }
-    row.survived(asked, last);
+    row.survived(call_count, last);
+}
+
+async fn layout_of(pair: &Pair) -> u32 {
+    pair.server.view().await.query(&["GET", "cg:layout"]).await
+}
+
+/// Callers who repeat each claim until it is decided, and the longest time without any decision.
+struct PatientLoad {
+    over: AtomicBool,
+    decided: AtomicUsize,
+    /// The time of the last decision, and the longest time between two decisions.
+    pause: Mutex<(Instant, Duration)>,
+}
+
+impl PatientLoad {
+    fn new() -> Self {
+        let pause = Mutex::new((Instant::now(), Duration::ZERO));
+        Self { over: AtomicBool::default(), decided: AtomicUsize::default(), pause }
+    }
+
+    fn record_decided(&self) {
+        self.decided.fetch_add(1, Ordering::Relaxed);
+        let (now, mut pause) = (Instant::now(), self.pause.lock().unwrap());
+        *pause = (now, pause.1.max(now - pause.0));
+    }
+
+    /// Claims until the load is over. Each key is sent until it is decided, then once more: the answer must
+    /// be a replay.
+    async fn claim(
+        &self,
+        checker: &Checker,
+        request: &impl Fn(&ClaimAttempt) -> RequestBuilder,
+        caller: usize,
+    ) {
+        let client = client().once();
+        for at in 0.. {
+            if self.over.load(Ordering::Relaxed) {
+                return;
+            }
+            let user = format!("u{}", (caller * 83 + at) % USERS);
+            let attempt = ClaimAttempt { user, key: format!("{caller}-{at}"), units: 1 };
+            let mut ids = Vec::new();
+            for _ in 0..2 {
+                let outcome = loop {
+                    let reply = client.send(request(&attempt)).await;
+                    let outcome = reply.ok().and_then(|reply| ClaimOutcome::of(&reply));
+                    checker.record(&attempt, outcome.clone().unwrap_or(ClaimOutcome::Unknown));
+                    if let Some(outcome) = outcome {
+                        break outcome;
+                    }
+                    sleep(POLL).await;
+                };
+                self.record_decided();
+                ids.push(match outcome {
+                    ClaimOutcome::Claimed { id, .. } => Some(id),
+                    _ => None,
+                });
+            }
+            assert!(ids[0].is_none() || ids[0] == ids[1], "{attempt:?} was granted, then {ids:?}");
+        }
+    }
+
+    async fn until_more_decided(&self) {
+        let until = self.decided.load(Ordering::Relaxed) + CLAIMS_PER_RESTART;
+        eventually(2 * SOON, || async {
+            let decided = self.decided.load(Ordering::Relaxed);
+            holds(decided >= until, || format!("{decided} of {until} claims decided"))
+        })
+        .await;
+    }
+}
+
+/// Two cores of the previous Redis layout are upgraded: as soon as the first new core serves, the other core
+/// stops and names both layouts. Claims pause while the campaign is converted; nothing is lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rolling_upgrade_converts_campaigns_under_load() {
+    let Some(previous) = std::env::var_os("CLAIMGATE_PREVIOUS_BIN").map(PathBuf::from) else {
+        return say("NOT RUN an upgrade from the previous Redis layout: use `tests/previous.sh`");
+    };
+    let row = Row::begin("two cores of the previous Redis layout upgraded under load");
+    let _turn = heavy().await;
+    let Some(mut pair) = row.needs(Pair::start(CoreOptions::default().program(previous)).await) else {
+        return;
+    };
+    let layout = layout_of(&pair).await;
+    if layout == LAYOUT {
+        return say(
+            "NOT RUN an upgrade from the previous Redis layout: the previous version has this layout",
+        );
+    }
+    let edge = pair.edge(Runtime::Workerd, "conversion").await;
+    let checker = Checker::create(&pair.cores[1], "demo", LIMITS).await;
+    let request =
+        |attempt: &ClaimAttempt| edge.claim_request(checker.campaign(), &attempt.user, &attempt.key);
+    let load = PatientLoad::new();
+    let cores = &mut pair.cores;
+    let upgrade = async {
+        load.until_more_decided().await;
+        row.fault();
+        cores[0].stop().await;
+        cores[0] = cores[0].launch_tested();
+        cores[0].ready().await;
+        let status = cores[1].process().wait(SOON).await;
+        let log = cores[1].log();
+        assert_eq!(status.code(), Some(2), "{log}");
+        let named = [format!("layout {layout}"), format!("layout {LAYOUT}")];
+        assert!(named.iter().all(|name| log.lines().last().unwrap_or_default().contains(name)), "{log}");
+        load.until_more_decided().await;
+        cores[1] = cores[1].launch_tested();
+        cores[1].ready().await;
+        load.until_more_decided().await;
+        load.over.store(true, Ordering::Relaxed);
+    };
+    tokio::join!(upgrade, join_all((0..CALLERS).map(|caller| load.claim(&checker, &request, caller))));
+    assert_eq!(layout_of(&pair).await, LAYOUT);
+    let (decided, pause) = (load.decided.into_inner(), load.pause.into_inner().unwrap().1);
+    say(&format!("  {decided} decisions; the longest time without one was {pause:?}"));
+    let dead: u64 = pair.server.view().await.query(&["EXISTS", "cg:{demo}:dead_letters"]).await;
+    assert_eq!(dead, 0, "an entry of one layout was read as one of the other");
+    let verdict = judge(&pair, &checker).await;
+    row.survived(checker.call_count(), verdict);
 }

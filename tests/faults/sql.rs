@@ -1,58 +1,50 @@
-//! SQL down, locked or slow: claims go on until the outbox is full, then 503; and the outbox is relayed later.
+//! SQL down, locked or slow: claims continue until the outbox is full, then get 503; the outbox is relayed
+//! later.
 
 use std::time::Duration;
 
-use support::CoreOptions;
 use support::checker::{Checker, Expect};
-use support::storm::Seen;
+use support::storm::ClaimOutcome;
+use support::{CoreOptions, SOON};
 use tokio::time::sleep;
 
 use crate::fixture::{Fixture, ROOMY};
 use crate::tally::Row;
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sqlite_locked() {
-    let row = Row::begin("SQL locked: SQLite, BEGIN EXCLUSIVE");
-    let fixture = Fixture::managed_with(CoreOptions::default().on_fast_disk()).await;
+/// Checks that claims are granted while SQL is locked for `lasts`, and relayed afterwards.
+async fn locked(row: Row, fixture: Fixture, lasts: Duration) {
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     checker.win(&fixture.core, 0..10).await;
     fixture.relayed("demo").await;
     let held = fixture.sql.hold().await;
     row.fault();
     checker.win(&fixture.core, 10..100).await;
+    sleep(lasts).await;
+    checker.win(&fixture.core, 100..200).await;
+    assert_eq!(fixture.sql.claims("demo").await.len(), 10, "SQL must be locked");
+    held.release().await;
+    fixture.judge(row, &checker, Expect::default()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claims_continue_while_sqlite_is_locked() {
+    let row = Row::begin("SQL locked: SQLite, BEGIN EXCLUSIVE");
+    let fixture = Fixture::managed_with(CoreOptions::default().on_fast_disk()).await;
     // Longer than SQLite's own timeout.
-    sleep(Duration::from_secs(6)).await;
-    checker.win(&fixture.core, 100..200).await;
-    assert_eq!(fixture.sql.claims("demo").await.len(), 10, "SQL was to be locked");
-    held.release().await;
-    fixture.judge(row, &checker, Expect::default()).await;
+    locked(row, fixture, Duration::from_secs(6)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn postgres_locked() {
-    let row = Row::begin("SQL locked: PostgreSQL, its campaigns' rows");
-    let fixture = match Fixture::on_postgres(true).await {
-        Ok(fixture) => fixture,
-        Err(why) => return row.skip(&why),
-    };
-    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
-    let held = fixture.sql.hold().await;
-    row.fault();
-    checker.win(&fixture.core, 0..100).await;
-    sleep(Duration::from_secs(3)).await;
-    checker.win(&fixture.core, 100..200).await;
-    assert_eq!(fixture.sql.claims("demo").await.len(), 0, "SQL was to be locked");
-    held.release().await;
-    fixture.judge(row, &checker, Expect::default()).await;
+async fn claims_continue_while_postgres_is_locked() {
+    let row = Row::begin("SQL locked: PostgreSQL, rows of campaigns");
+    let Some(fixture) = row.needs(Fixture::on_postgres(true).await) else { return };
+    locked(row, fixture, Duration::from_secs(3)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn postgres_frozen() {
+async fn claims_continue_while_postgres_is_frozen() {
     let row = Row::begin("SQL down: PostgreSQL, SIGSTOP");
-    let mut fixture = match Fixture::on_postgres(true).await {
-        Ok(fixture) => fixture,
-        Err(why) => return row.skip(&why),
-    };
+    let Some(mut fixture) = row.needs(Fixture::on_postgres(true).await) else { return };
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     checker.win(&fixture.core, 0..10).await;
     row.fault();
@@ -65,12 +57,9 @@ async fn postgres_frozen() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn postgres_slow() {
-    let row = Row::begin("SQL slow: PostgreSQL frozen again and again");
-    let mut fixture = match Fixture::on_postgres(true).await {
-        Ok(fixture) => fixture,
-        Err(why) => return row.skip(&why),
-    };
+async fn claims_continue_while_postgres_is_slow() {
+    let row = Row::begin("SQL slow: PostgreSQL frozen repeatedly");
+    let Some(mut fixture) = row.needs(Fixture::on_postgres(true).await) else { return };
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     for round in 0..8 {
         row.fault();
@@ -84,12 +73,9 @@ async fn postgres_slow() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn postgres_stopped() {
+async fn claims_continue_while_postgres_is_down() {
     let row = Row::begin("SQL down: PostgreSQL, immediate stop");
-    let mut fixture = match Fixture::on_postgres(true).await {
-        Ok(fixture) => fixture,
-        Err(why) => return row.skip(&why),
-    };
+    let Some(mut fixture) = row.needs(Fixture::on_postgres(true).await) else { return };
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     checker.win(&fixture.core, 0..10).await;
     for round in 1..=2 {
@@ -102,9 +88,9 @@ async fn postgres_stopped() {
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
-/// The outbox holds its maximum of events, and no more; a caller that asks again is answered all the same.
+/// The outbox never exceeds its maximum number of events. Replays are still answered when it is full.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_outbox_is_bounded() {
+async fn the_outbox_never_exceeds_its_maximum() {
     let row = Row::begin("SQL locked until the outbox is full");
     let options = CoreOptions::default().with("CLAIMGATE_OUTBOX_MAX", "50").on_fast_disk();
     let fixture = Fixture::managed_with(options).await;
@@ -118,10 +104,32 @@ async fn the_outbox_is_bounded() {
         assert!(!reply.header("retry-after").is_empty(), "{reply:?}");
     }
     for user in 0..50 {
-        let seen = checker.claim(&fixture.core, &format!("u{user}"), "k").await;
-        assert!(matches!(seen, Seen::Claimed { replayed: true, .. }), "a replay, the outbox full: {seen:?}");
+        let outcome = checker.decided(SOON, &fixture.core, &format!("u{user}"), "k").await;
+        assert!(
+            matches!(outcome, ClaimOutcome::Claimed { replayed: true, .. }),
+            "a replay with a full outbox: {outcome:?}"
+        );
     }
     assert_eq!(fixture.redis().await.counter("demo", "backlog").await, 50);
     held.release().await;
+    fixture.judge(row, &checker, Expect::default()).await;
+}
+
+/// Simulates a slow disk, or a backup that locks the file.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn startup_waits_for_a_locked_sqlite() {
+    let row = Row::begin("SQL locked while core starts: SQLite");
+    let mut fixture = Fixture::managed_with(CoreOptions::default().on_fast_disk()).await;
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    checker.win(&fixture.core, 0..10).await;
+    fixture.relayed("demo").await;
+    fixture.core.kill();
+    let held = fixture.sql.hold().await;
+    row.kill();
+    fixture.core = fixture.core.launch_again();
+    fixture.core.until_logged(SOON, &["still waiting for the database"]).await;
+    held.release().await;
+    fixture.core.ready().await;
+    checker.win(&fixture.core, 10..20).await;
     fixture.judge(row, &checker, Expect::default()).await;
 }

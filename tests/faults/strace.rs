@@ -1,4 +1,5 @@
-//! What can only be seen in Redis' system calls: that fsync comes before the answer, and what an error of it does.
+//! Properties that only Redis' system calls show: fsync precedes the answer, and a failed fsync is never
+//! acknowledged.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -7,23 +8,22 @@ use std::time::Duration;
 use support::checker::{Checker, Expect};
 use support::only_on;
 use support::process::{Process, Signal, command};
-use support::storm::Seen;
+use support::storm::ClaimOutcome;
 use support::topology::{ONE_SERVER, OWN};
-use support::wait::holds;
-use support::{SOON, Servers, eventually};
+use support::{SOON, Servers};
 use tempfile::NamedTempFile;
 
 use crate::fixture::{Fixture, ROOMY};
 use crate::tally::Row;
 
-/// strace on a running process, its output in a file.
+/// strace on a running process, with its output in a file.
 struct Strace {
     process: Process,
     output: NamedTempFile,
 }
 
 impl Strace {
-    /// `Err` where there is no strace, or no right to attach it.
+    /// Attaches strace to `pid`; `Err` if strace is missing or not permitted to attach.
     async fn attach(pid: u32, options: &[&str]) -> Result<Self, String> {
         let there = std::env::var_os("PATH").is_some_and(|path| {
             std::env::split_paths(&path).any(|directory| directory.join("strace").is_file())
@@ -42,19 +42,19 @@ impl Strace {
         strace.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors.reopen().unwrap());
         let mut process = Process::start(strace);
         for _ in 0..500 {
-            let said = std::fs::read_to_string(errors.path()).unwrap_or_default();
-            if said.contains("attached") {
+            let stderr = std::fs::read_to_string(errors.path()).unwrap_or_default();
+            if stderr.contains("attached") {
                 return Ok(Self { process, output });
             }
             if process.ended().is_some() {
-                return Err(format!("strace cannot attach: {}", said.trim()));
+                return Err(format!("strace cannot attach: {}", stderr.trim()));
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         Err("strace did not attach".to_owned())
     }
 
-    /// Lets the process go; the system calls seen.
+    /// Detaches from the process; returns the recorded system calls.
     async fn detach(mut self) -> Vec<String> {
         self.process.signal(Signal::INT);
         self.process.wait(SOON).await;
@@ -63,14 +63,14 @@ impl Strace {
     }
 }
 
-/// Whether between writing the claim of `user` to the file and answering it the file was synced; `None` when the
-/// two writes are not to be found.
+/// Returns whether the file was synced between writing the claim of `user` to it and answering; `None` if
+/// either write is missing.
 fn synced_before_the_answer(calls: &[String], user: &str) -> Option<bool> {
     let is_file = |call: &&String| call.contains("write(") && call.contains("XADD") && call.contains(user);
     let written = calls.iter().position(|call| is_file(&call))?;
     let answers = |call: &String| {
         let writes = ["write(", "writev(", "sendto("].iter().any(|name| call.contains(name));
-        // A packed answer to one claim: 42 bytes and one.
+        // A packed answer to one claim has 43 bytes.
         writes && call.contains("\"$43\\r\\n") && !call.contains("XADD")
     };
     let answered = written + calls[written..].iter().position(answers)?;
@@ -79,16 +79,15 @@ fn synced_before_the_answer(calls: &[String], user: &str) -> Option<bool> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fsync_truly_precedes_the_answer() {
-    only_on!(OWN, "it looks at core's own Redis");
-    let row = Row::begin("fsync truly precedes the answer");
+async fn fsync_precedes_the_answer() {
+    only_on!(OWN, "it traces core's managed Redis");
+    let row = Row::begin("fsync precedes the answer");
     let fixture = Fixture::managed().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     checker.win(&fixture.core, 0..1).await;
     let trace = ["-e", "trace=fdatasync,fsync,write,writev,sendto"];
-    let strace = match Strace::attach(fixture.core.redis_pid().await, &trace).await {
-        Ok(strace) => strace,
-        Err(why) => return row.skip(&why),
+    let Some(strace) = row.needs(Strace::attach(fixture.core.redis_pid().await, &trace).await) else {
+        return;
     };
     for at in 0..10 {
         checker.claim(&fixture.core, &format!("watched-{at}-"), "k").await;
@@ -97,38 +96,37 @@ async fn fsync_truly_precedes_the_answer() {
     for at in 0..10 {
         row.fault();
         let synced = synced_before_the_answer(&calls, &format!("watched-{at}-"));
-        assert_eq!(synced, Some(true), "watched-{at} was answered before it was on the disk");
+        assert_eq!(synced, Some(true), "watched-{at} was answered before the sync");
     }
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
-/// The same look at a Redis that syncs once a second: what is seen above can be told from what must not be.
+/// The fsync check must fail on a Redis server that syncs once a second, which proves that the check works.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_look_at_fsync_tells_everysec() {
-    only_on!(ONE_SERVER, "strace looks at one server");
-    let row = Row::begin("fsync once a second is told from fsync on every write");
+async fn the_fsync_check_detects_everysec() {
+    only_on!(ONE_SERVER, "strace traces one server");
+    let row = Row::begin("fsync once a second is detected");
     let server = Servers::start_with(&[("appendfsync", "everysec")], &[]).await;
     let fixture = Fixture::on(server, support::CoreOptions::default()).await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     checker.win(&fixture.core, 0..1).await;
     let trace = ["-e", "trace=fdatasync,fsync,write,writev,sendto"];
-    let strace = match Strace::attach(fixture.redis().await.pid().await, &trace).await {
-        Ok(strace) => strace,
-        Err(why) => return row.skip(&why),
+    let Some(strace) = row.needs(Strace::attach(fixture.redis().await.pid().await, &trace).await) else {
+        return;
     };
     for at in 0..10 {
         checker.claim(&fixture.core, &format!("watched-{at}-"), "k").await;
     }
     let calls = strace.detach().await;
-    let looked = |at| synced_before_the_answer(&calls, &format!("watched-{at}-"));
-    let late = (0..10).filter(|at| looked(*at) != Some(true)).count();
-    assert!(late > 5, "everysec looks as good as always");
+    let synced = |at| synced_before_the_answer(&calls, &format!("watched-{at}-"));
+    let late = (0..10).filter(|at| synced(*at) != Some(true)).count();
+    assert!(late > 5, "the check does not detect everysec");
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fsync_error() {
-    only_on!(OWN, "it looks at core's own Redis");
+async fn a_failed_fsync_is_never_acknowledged() {
+    only_on!(OWN, "it traces core's managed Redis");
     let row = Row::begin("fsync error");
     let fixture = Fixture::managed().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
@@ -136,23 +134,16 @@ async fn fsync_error() {
     fixture.relayed("demo").await;
     let inject = ["-e", "trace=fdatasync", "-e", "inject=fdatasync:error=EIO"];
     let pid = fixture.core.redis_pid().await;
-    let mut strace = match Strace::attach(pid, &inject).await {
-        Ok(strace) => strace,
-        Err(why) => return row.skip(&why),
-    };
+    let Some(mut strace) = row.needs(Strace::attach(pid, &inject).await) else { return };
     row.kill();
     assert_eq!(
         checker.claim(&fixture.core, "u20", "k").await,
-        Seen::Unknown,
-        "acknowledged, and not on the disk"
+        ClaimOutcome::Unknown,
+        "acknowledged without a sync"
     );
-    // Redis ends itself; strace has no process left to follow, and ends too.
+    // Redis exits, and strace ends with it.
     strace.process.wait(SOON).await;
-    eventually(SOON, || async {
-        let seen = checker.claim(&fixture.core, "u21", "k").await;
-        holds(seen != Seen::Unknown, || "no decision".to_owned())
-    })
-    .await;
-    assert_ne!(fixture.core.redis_pid().await, pid, "Redis went on after the disk had failed");
+    checker.decided(SOON, &fixture.core, "u21", "k").await;
+    assert_ne!(fixture.core.redis_pid().await, pid, "Redis continued after the disk failed");
     fixture.judge(row, &checker, Expect::default()).await;
 }

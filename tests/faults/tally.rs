@@ -1,9 +1,10 @@
-//! What was survived, row by row. Written past the test harness, which would keep it to itself.
+//! Prints a line for each survived row, bypassing the test harness, which hides the output of passing tests.
 
-use std::io::Write as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
+use support::available::available;
+pub use support::available::say;
 use support::checker::Verdict;
 use support::redis_server::Kind;
 
@@ -13,7 +14,7 @@ static FAULTS: AtomicUsize = AtomicUsize::new(0);
 static RESTARTS: AtomicUsize = AtomicUsize::new(0);
 static OPERATIONS: AtomicUsize = AtomicUsize::new(0);
 
-/// One row of the list of faults, while its test runs.
+/// One row of the list of survived faults, while its test runs.
 #[derive(Debug)]
 pub struct Row {
     name: String,
@@ -29,23 +30,23 @@ impl Row {
         Self { name: name.into(), started: Instant::now(), faults, restarts }
     }
 
-    /// Begins the row `name` on one of the two servers.
+    /// Begins the row `name` on one of the two kinds of server.
     pub fn begin_on(kind: Kind, name: &str) -> Self {
         Self::begin(format!("{name} ({kind:?})"))
     }
 
-    /// A fault was injected.
+    /// Counts an injected fault.
     pub fn fault(&self) {
         self.faults.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A process was killed, and is to come back.
+    /// Counts a fault that kills a process, and its restart.
     pub fn kill(&self) {
         self.fault();
         self.restarts.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The judge has found nothing wrong.
+    /// Ends the row after the checker found nothing wrong.
     pub fn survived(self, operations: usize, verdict: Verdict) {
         let Verdict { acknowledged, denied, unknown, lost, revoked } = verdict;
         let what = format!(
@@ -54,7 +55,7 @@ impl Row {
         self.passed(operations, &what);
     }
 
-    /// As [`Self::survived`], for rows that end elsewhere than before the judge.
+    /// Ends a row that does not use the checker's verdict.
     pub fn passed(self, operations: usize, what: &str) {
         let (faults, restarts) = (self.faults.into_inner(), self.restarts.into_inner());
         let rows = ROWS.fetch_add(1, Ordering::Relaxed) + 1;
@@ -70,16 +71,9 @@ impl Row {
         ));
     }
 
-    /// This machine cannot run the row. Where everything is to be there, that is a failure.
-    pub fn skip(self, why: &str) {
-        SKIPPED.fetch_add(1, Ordering::Relaxed);
-        say(&format!("SKIPPED {}: {why}", self.name));
-        let must_run = std::env::var("CI").is_ok_and(|ci| ci == "true");
-        assert!(!must_run, "{} cannot be skipped where CI=true: {why}", self.name);
+    /// Returns what was started for the row. `None` skips the row, because the machine lacks something.
+    pub fn needs<T>(&self, started: Result<T, String>) -> Option<T> {
+        SKIPPED.fetch_add(usize::from(started.is_err()), Ordering::Relaxed);
+        available(&self.name, started)
     }
-}
-
-/// A line that is seen also when the test passes.
-pub fn say(line: &str) {
-    let _ = writeln!(std::io::stderr().lock(), "{line}");
 }

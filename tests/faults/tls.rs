@@ -1,4 +1,4 @@
-//! Redis and PostgreSQL behind TLS: core speaks only to servers that prove to be them.
+//! Redis and PostgreSQL over TLS: core only talks to servers that prove their identity.
 
 use support::certificates::Certificates;
 use support::checker::{Checker, Expect};
@@ -6,7 +6,7 @@ use support::only_on;
 use support::postgres::Postgres;
 use support::process::free_address;
 use support::sql::Sql;
-use support::storm::Seen;
+use support::storm::ClaimOutcome;
 use support::topology::OWN;
 use support::wait::holds;
 use support::{Core, CoreOptions, SOON, Servers, eventually};
@@ -14,15 +14,15 @@ use support::{Core, CoreOptions, SOON, Servers, eventually};
 use crate::fixture::{Fixture, ROOMY};
 use crate::tally::Row;
 
-/// Full of what an address has to escape.
+/// Contains characters that a URL must escape.
 const PASSWORD: &str = "no:log/may@have+this";
 const PASSWORD_IN_URL: &str = "no%3Alog%2Fmay%40have%2Bthis";
 
-/// A core on a Redis behind TLS.
+/// Starts a core that connects to Redis over TLS.
 async fn behind_tls(certificates: &Certificates) -> Fixture {
     let address = free_address();
     let server = certificates.redis(address, PASSWORD).await;
-    let options = talkative()
+    let options = verbose_logging()
         .with("SSL_CERT_FILE", certificates.file("trusted.pem"))
         .with("CLAIMGATE_REDIS_URL", format!("rediss://core:{PASSWORD_IN_URL}@{address}"));
     let mut fixture = Fixture::managed_with(options).await;
@@ -30,87 +30,77 @@ async fn behind_tls(certificates: &Certificates) -> Fixture {
     fixture
 }
 
-/// Even such a log keeps the password.
-fn talkative() -> CoreOptions {
+/// Enables a verbose log, which must not contain the password either.
+fn verbose_logging() -> CoreOptions {
     CoreOptions::default().with("RUST_LOG", "debug")
 }
 
-fn keeps_the_password(core: &Core) {
+fn log_hides_password(core: &Core) {
     for password in [PASSWORD, PASSWORD_IN_URL] {
         assert!(!core.log().contains(password), "the log has the password:\n{}", core.log());
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn redis_behind_tls() {
-    only_on!(OWN, "it brings its own servers");
+async fn claims_survive_redis_restarts_behind_tls() {
+    only_on!(OWN, "it starts its own servers");
     let row = Row::begin("TLS: Redis, restarted");
-    let certificates = match Certificates::make() {
-        Ok(certificates) => certificates,
-        Err(why) => return row.skip(&why),
-    };
+    let Some(certificates) = row.needs(Certificates::make()) else { return };
     let mut fixture = behind_tls(&certificates).await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     checker.win(&fixture.core, 0..20).await;
     let clients: String = fixture.redis().await.query(&["CLIENT", "LIST"]).await;
-    assert!(clients.contains("user=core"), "there is no other way in than TLS: {clients}");
+    assert!(clients.contains("user=core"), "core must be connected over TLS: {clients}");
     for round in 1..=3 {
         row.kill();
         fixture.server().kill_and_restart().await;
-        eventually(SOON, || async {
-            let seen = checker.claim(&fixture.core, &format!("after-{round}"), "k").await;
-            holds(seen != Seen::Unknown, || fixture.core.log())
-        })
-        .await;
+        checker.decided(SOON, &fixture.core, &format!("after-{round}"), "k").await;
         checker.win(&fixture.core, round * 20..round * 20 + 20).await;
     }
-    keeps_the_password(&fixture.core);
+    log_hides_password(&fixture.core);
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
-/// What makes a server one that core must not believe.
+/// A reason why core must not trust a server.
 #[derive(Debug, Clone, Copy)]
 enum Impostor {
-    /// Its certificate was given by an authority that core does not know.
-    Stranger,
-    /// Its certificate was given, by core's own authority, to another name.
-    Other,
+    /// The certificate comes from an authority that core does not trust.
+    UnknownAuthority,
+    /// The certificate comes from core's own authority but for another name.
+    OtherName,
 }
 
 impl Impostor {
-    const ALL: [Self; 2] = [Self::Stranger, Self::Other];
+    const ALL: [Self; 2] = [Self::UnknownAuthority, Self::OtherName];
 
-    /// From the next start of the server, and of core, on.
-    fn appear(self, certificates: &Certificates) {
+    /// Issues the bad certificate, which takes effect at the next start of the server and of core.
+    fn install(self, certificates: &Certificates) {
         let other_names = "DNS:elsewhere.example,IP:127.0.0.99";
         match self {
-            Self::Stranger => certificates.trust("other"),
-            Self::Other => certificates.certify(other_names).expect("a certificate"),
+            Self::UnknownAuthority => certificates.trust("other"),
+            Self::OtherName => certificates.certify(other_names).expect("a certificate"),
         }
     }
 
-    fn vanish(certificates: &Certificates) {
+    fn remove(certificates: &Certificates) {
         certificates.trust("ours");
         certificates.certify(&Certificates::own_names()).expect("a certificate");
     }
 
-    /// What the library says of it.
-    fn is_called(self) -> &'static str {
+    /// Returns the TLS library's error for it.
+    fn tls_error(self) -> &'static str {
         match self {
-            Self::Stranger => "invalid peer certificate: UnknownIssuer",
-            Self::Other => "invalid peer certificate: certificate not valid for name",
+            Self::UnknownAuthority => "invalid peer certificate: UnknownIssuer",
+            Self::OtherName => "invalid peer certificate: certificate not valid for name",
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn redis_that_proves_nothing() {
-    only_on!(OWN, "it brings its own servers");
-    let row = Row::begin("TLS: a Redis whose certificate or password is not right");
-    let certificates = match Certificates::make() {
-        Ok(certificates) => certificates,
-        Err(why) => return row.skip(&why),
-    };
+async fn core_rejects_a_redis_server_it_cannot_authenticate() {
+    only_on!(OWN, "it starts its own servers");
+    let row = Row::begin("TLS: Redis with a wrong certificate or password");
+    let Some(certificates) = row.needs(Certificates::make()) else { return };
     let mut fixture = behind_tls(&certificates).await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     checker.win(&fixture.core, 0..20).await;
@@ -118,27 +108,27 @@ async fn redis_that_proves_nothing() {
     for (at, impostor) in Impostor::ALL.into_iter().enumerate() {
         fixture.core.stop().await;
         row.fault();
-        impostor.appear(&certificates);
+        impostor.install(&certificates);
         fixture.server().kill_and_restart().await;
         fixture.core = fixture.core.launch_again();
-        grants_nothing(&fixture, &checker, at + 1).await;
-        Impostor::vanish(&certificates);
+        grants_nothing_yet(&fixture, &checker, at + 1).await;
+        Impostor::remove(&certificates);
     }
-    // With the right certificate, but without what core's password opens.
+    // The certificate is right, but core's password is wrong.
     fixture.core.stop().await;
     row.fault();
     fixture.server().kill_and_restart().await;
     let redis = fixture.redis().await;
     redis.query::<()>(&["ACL", "SETUSER", "core", "resetpass", ">another"]).await;
     fixture.core = fixture.core.launch_again();
-    grants_nothing(&fixture, &checker, 3).await;
+    grants_nothing_yet(&fixture, &checker, 3).await;
     redis.query::<()>(&["ACL", "SETUSER", "core", &format!(">{PASSWORD}")]).await;
     fixture.core.ready().await;
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
-/// Core is alive, says that it waits, for the `times`th time in its log, and no claim comes of it.
-async fn grants_nothing(fixture: &Fixture, checker: &Checker, times: usize) {
+/// Checks that core runs, has logged `times` times that it waits, and grants no claim.
+async fn grants_nothing_yet(fixture: &Fixture, checker: &Checker, times: usize) {
     let (core, redis) = (&fixture.core, fixture.redis().await);
     let before = (redis.counter("demo", "taken").await, fixture.sql.claims("demo").await);
     eventually(SOON, || async {
@@ -148,22 +138,19 @@ async fn grants_nothing(fixture: &Fixture, checker: &Checker, times: usize) {
     .await;
     assert_eq!(core.get("/readyz").await.status, 503);
     for user in 0..5 {
-        assert_eq!(checker.claim(core, &format!("refused-{user}"), "k").await, Seen::Unknown);
+        assert_eq!(checker.claim(core, &format!("refused-{user}"), "k").await, ClaimOutcome::Unknown);
         let replay = core.once().claim("demo", "u0", "k").await;
         replay.refused(503, "unavailable");
     }
     assert_eq!((redis.counter("demo", "taken").await, fixture.sql.claims("demo").await), before);
-    keeps_the_password(core);
+    log_hides_password(core);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn postgres_behind_tls() {
-    only_on!(OWN, "it brings its own servers");
-    let row = Row::begin("TLS: PostgreSQL, restarted, and with a certificate that is not right");
-    let (certificates, mut fixture) = match on_postgres().await {
-        Ok(made) => made,
-        Err(why) => return row.skip(&why),
-    };
+async fn core_connects_to_postgres_only_by_verified_tls() {
+    only_on!(OWN, "it starts its own servers");
+    let row = Row::begin("TLS: PostgreSQL, restarted, then with a wrong certificate");
+    let Some((certificates, mut fixture)) = row.needs(on_postgres().await) else { return };
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     checker.win(&fixture.core, 0..20).await;
     fixture.relayed("demo").await;
@@ -178,7 +165,7 @@ async fn postgres_behind_tls() {
     for impostor in Impostor::ALL {
         fixture.core.stop().await;
         row.fault();
-        impostor.appear(&certificates);
+        impostor.install(&certificates);
         fixture.postgres().stop_immediately().await;
         fixture.postgres().start_again().await;
         let mut core = fixture.core.launch_again();
@@ -186,12 +173,12 @@ async fn postgres_behind_tls() {
         let log = core.log();
         let last = log.lines().last().unwrap_or_default();
         assert!(
-            !ended.success() && last.contains("opening the database") && last.contains(impostor.is_called()),
+            !ended.success() && last.contains("opening the database") && last.contains(impostor.tls_error()),
             "{ended}: {log}"
         );
         core.try_claim("demo", "refused", "k", 1).await.expect_err("a core that has ended");
-        keeps_the_password(&core);
-        Impostor::vanish(&certificates);
+        log_hides_password(&core);
+        Impostor::remove(&certificates);
         fixture.postgres().stop_immediately().await;
         fixture.postgres().start_again().await;
         fixture.core = fixture.core.restart().await;
@@ -199,22 +186,22 @@ async fn postgres_behind_tls() {
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
-/// A core on a PostgreSQL behind TLS.
+/// Starts a core that connects to PostgreSQL over TLS.
 async fn on_postgres() -> Result<(Certificates, Fixture), String> {
     let certificates = Certificates::make()?;
     let postgres = certificates.postgres().await?;
-    // The test itself looks past core, by the socket.
+    // The test itself uses the socket.
     let sql = Sql::open(&postgres.database("claimgate").await);
     let address = format!("claimgate:{PASSWORD_IN_URL}@{}:{}", free_address().ip(), postgres.port());
     let trusted = certificates.file("trusted.pem");
     let url = format!("postgres://{address}/claimgate?sslmode=verify-full&sslrootcert={trusted}");
-    let mut fixture = Fixture::managed_with(talkative().with("CLAIMGATE_DATABASE_URL", url)).await;
+    let mut fixture = Fixture::managed_with(verbose_logging().with("CLAIMGATE_DATABASE_URL", url)).await;
     fixture.sql = sql;
     fixture.postgres = Some(postgres);
     Ok((certificates, fixture))
 }
 
-/// How many come over the network, and how many of them by TLS.
+/// Returns the number of network connections, and the number of those over TLS.
 async fn connections(postgres: &Postgres) -> (i64, i64) {
     let query = "SELECT count(*), count(*) FILTER (WHERE ssl) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) \
                  WHERE client_addr IS NOT NULL";

@@ -1,4 +1,5 @@
-//! Redis killed in the middle of a write to its append-only file, which then ends with half of a script's writes.
+//! Redis killed in the middle of a write to its append-only file, which then ends with half of a script's
+//! writes.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;
@@ -13,22 +14,23 @@ use support::{Core, SOON, eventually};
 use crate::fixture::{Fixture, ROOMY};
 use crate::tally::Row;
 
-/// A transaction begins with it.
+/// The beginning of a transaction.
 const MULTI: &[u8] = b"*1\r\n$5\r\nMULTI\r\n";
 
-/// Where `part` begins last in `bytes`.
+/// Returns the last position of `part` in `bytes`.
 fn last(bytes: &[u8], part: &[u8]) -> usize {
-    bytes.windows(part.len()).rposition(|window| window == part).expect("it is in the file")
+    bytes.windows(part.len()).rposition(|window| window == part).expect("the file must contain it")
 }
 
-/// Where the value behind `name` begins in an outbox entry as the file has it.
+/// Returns the position of the value after `name` in an outbox entry of the file.
 fn value(entry: &[u8], name: &[u8]) -> usize {
     let length = last(entry, name) + name.len() + 2;
     length + entry[length..].iter().position(|byte| *byte == b'\n').expect("a length") + 1
 }
 
-/// The first half of what Redis would have written for one more claim, of another user, had it not been killed meanwhile:
-/// all of the outbox entry, and the beginning of the users. The last claim in the file was decided alone.
+/// Returns the first half of a transaction for another user's claim, as if Redis was killed while writing it:
+/// the complete outbox entry and the beginning of the users. The last claim in the file was decided in its
+/// own call.
 fn half_a_transaction(file: &[u8]) -> Vec<u8> {
     let entry = last(file, b"XADD");
     let begin = last(&file[..entry], MULTI);
@@ -47,7 +49,7 @@ fn half_a_transaction(file: &[u8]) -> Vec<u8> {
     half
 }
 
-/// Kills core, with which its Redis goes, and has the file end as above.
+/// Kills core together with its Redis, and appends half a transaction to the file.
 async fn kill_in_the_middle_of_a_write(core: &mut Core) {
     let redis = format!("/proc/{}", core.redis_pid().await);
     core.kill();
@@ -62,10 +64,10 @@ async fn kill_in_the_middle_of_a_write(core: &mut Core) {
     OpenOptions::new().append(true).open(&file).expect("the file").write_all(&half).expect("written");
 }
 
-/// Left to itself, Redis takes the half off after its last whole command, and goes on writing behind an outbox entry whose
-/// counters are missing: with the next start the entry is there. Between the two starts a claim on the same campaign, or on
-/// another one, is decided.
-async fn half_never_comes_back(row: Row, on_another: bool) {
+/// Checks that half a transaction is never restored. By default Redis truncates the file after its last
+/// complete command and appends to an outbox entry without counters, which the next start would restore.
+/// Between two starts a claim on this or another campaign is decided.
+async fn half_is_never_restored(row: Row, on_another: bool) {
     let mut fixture = Fixture::managed().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     let other = Checker::create(&fixture.core, "other", ROOMY).await;
@@ -84,13 +86,17 @@ async fn half_never_comes_back(row: Row, on_another: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn half_of_a_scripts_writes_never_stays_in_the_outbox() {
-    only_on!(OWN, "the file is that of core's own Redis");
-    half_never_comes_back(Row::begin("Redis killed in the middle of a write, and once more"), false).await;
+async fn half_a_transaction_never_stays_in_the_outbox() {
+    only_on!(OWN, "the file belongs to core's managed Redis");
+    half_is_never_restored(Row::begin("Redis killed in the middle of a write, then again"), false).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn half_of_a_scripts_writes_never_takes_a_claims_place() {
-    only_on!(OWN, "the file is that of core's own Redis");
-    half_never_comes_back(Row::begin("the same, with claims on another campaign meanwhile"), true).await;
+async fn half_a_transaction_never_replaces_a_claim() {
+    only_on!(OWN, "the file belongs to core's managed Redis");
+    half_is_never_restored(
+        Row::begin("Redis killed in the middle of a write, with claims on another campaign"),
+        true,
+    )
+    .await;
 }

@@ -1,4 +1,4 @@
-//! SQL by itself, on both databases: what its own guard lets in, and what it does about rows it cannot read.
+//! SQL without Redis, on both databases: the checks of core's SQL layer, and the handling of unreadable rows.
 
 use std::time::{Duration, Instant};
 
@@ -8,6 +8,8 @@ use claimgate_core::domain::claim_record::ClaimRecord;
 use claimgate_core::domain::counters::Epoch;
 use claimgate_core::domain::event::{ClaimEvent, OutboxEntry};
 use claimgate_core::domain::high_water_mark::HighWaterMark;
+use claimgate_core::engine::demand::Refusals;
+use claimgate_core::engine::live::cores::{CoreRun, ThisCore};
 use claimgate_core::store::sql::{Change, EntryOrder, SqlStore};
 use claimgate_shared::{CampaignId, ClaimStatus, Timestamp};
 use futures_util::future::join_all;
@@ -15,14 +17,14 @@ use serde_json::json;
 use support::postgres::Postgres;
 use support::signing::claim_id;
 use support::times::from_now;
-use support::wait::holds;
+use support::wait::{holds, until_status};
 use support::{SOON, eventually};
 use tempfile::TempDir;
 
 use crate::fixture::Fixture;
 use crate::tally::Row;
 
-/// A database of either kind, and what it stands on.
+/// A database of either kind with its server and files.
 struct Database {
     sql: SqlStore,
     campaign: CampaignId,
@@ -31,15 +33,16 @@ struct Database {
 }
 
 impl Database {
-    /// With one campaign, at epoch 1 and without limits.
+    /// Opens a database with one campaign at epoch 1, without limits.
     async fn open(url: &str, directory: TempDir, postgres: Option<Postgres>) -> Self {
         let sql = SqlStore::open(url).await.unwrap();
         let body = json!({"id": "demo", "name": "demo", "starts_at": from_now(-60), "limits": {}});
-        let campaign = NewCampaign::parse(body.to_string().as_bytes(), claimgate_core::clock::now()).unwrap();
+        let new = NewCampaign::parse(body.to_string().as_bytes()).unwrap();
+        let campaign = new.created_at(claimgate_core::clock::now()).unwrap();
         let change = Change { who: "test", what: "create", at: claimgate_core::clock::now() };
         assert!(sql.create(&campaign, change).await.unwrap().is_none());
-        let drawn = sql.draw_token(&campaign.id).await.unwrap().expect("the campaign");
-        sql.raise_epoch(&drawn, Epoch::new(1), HighWaterMark::default()).await.unwrap().expect("epoch 1");
+        let token = sql.issue_token(&campaign.id).await.unwrap().expect("the campaign");
+        sql.raise_epoch(&token, Epoch::new(1), HighWaterMark::default()).await.unwrap().expect("epoch 1");
         Self { sql, campaign: campaign.id, _directory: directory, postgres }
     }
 
@@ -55,7 +58,7 @@ impl Database {
     }
 }
 
-/// One grant, decided under `limit_at_decision` (none: without a limit) as the `cumulative_taken`th unit.
+/// Builds one grant, decided under `limit_at_decision` (`None`: unlimited) as the `cumulative_taken`th unit.
 fn grant(epoch: u64, limit_at_decision: Option<u64>, cumulative_taken: u64) -> OutboxEntry {
     let claim = ClaimRecord {
         digest: [7; 16],
@@ -84,23 +87,21 @@ fn grant(epoch: u64, limit_at_decision: Option<u64>, cumulative_taken: u64) -> O
     }
 }
 
-/// A claim that is stored as revoked, and granted again once the total has been removed, is granted in SQL too: the
-/// guard of the first decision says nothing about the second.
-async fn granted_again(row: Row, database: Database, at_once: bool) {
+/// Checks that a claim revoked in SQL becomes granted there if Redis grants it again after the total was
+/// removed. The guard of the first decision must not apply to the second.
+async fn is_regranted(row: Row, database: Database, at_once: bool) {
     let Database { sql, campaign, .. } = &database;
     let (before, after) = (grant(0, Some(100), 90), grant(1, None, 150));
     let id = before.events[0].claim_id(campaign);
     if at_once {
-        sql.write_entries(&[(campaign, &[before, after])], EntryOrder::Any).await.expect("both in one");
+        sql.write_entries(&[(campaign, &[before, after])], EntryOrder::Any).await.expect("both in one write");
     } else {
         sql.write_entries(&[(campaign, &[before])], EntryOrder::Any)
             .await
-            .expect("what an older epoch has written");
+            .expect("the entry of an older epoch");
         let claim = sql.claim(&id).await.unwrap().expect("a claim").claim;
         assert_eq!(claim.status, ClaimStatus::Revoked);
-        sql.write_entries(&[(campaign, &[after])], EntryOrder::Any)
-            .await
-            .expect("what is acknowledged is written");
+        sql.write_entries(&[(campaign, &[after])], EntryOrder::Any).await.expect("the acknowledged claim");
     }
     let claim = sql.claim(&id).await.unwrap().expect("a claim").claim;
     assert_eq!((claim.status, claim.sequence), (ClaimStatus::Granted, 150));
@@ -108,53 +109,58 @@ async fn granted_again(row: Row, database: Database, at_once: bool) {
 }
 
 #[tokio::test]
-async fn a_revoked_claim_is_granted_again_without_a_total_sqlite() {
+async fn a_revoked_claim_is_regranted_without_a_total_on_sqlite() {
     let row = Row::begin("granted again after the total was removed: SQLite");
-    granted_again(row, Database::sqlite().await, false).await;
+    is_regranted(row, Database::sqlite().await, false).await;
     let row = Row::begin("granted again after the total was removed, both relayed at once: SQLite");
-    granted_again(row, Database::sqlite().await, true).await;
+    is_regranted(row, Database::sqlite().await, true).await;
 }
 
 #[tokio::test]
-async fn a_revoked_claim_is_granted_again_without_a_total_postgres() {
+async fn a_revoked_claim_is_regranted_without_a_total_on_postgres() {
     for at_once in [false, true] {
         let row = Row::begin("granted again after the total was removed: PostgreSQL");
-        match Database::postgres().await {
-            Ok(database) => granted_again(row, database, at_once).await,
-            Err(why) => row.skip(&why),
-        }
+        let Some(database) = row.needs(Database::postgres().await) else { return };
+        is_regranted(row, database, at_once).await;
     }
 }
 
-/// A loader whose token is not the last one drawn raises no epoch: it would set back the epoch of a later load.
-async fn a_late_loader(row: Row, database: Database) {
+/// Checks that a loader without the latest token does not raise the epoch: it would lower the epoch of a
+/// later load.
+async fn late_loader_is_rejected(row: Row, database: Database) {
     let Database { sql, campaign, .. } = &database;
-    let late = sql.draw_token(campaign).await.unwrap().expect("the campaign");
-    let last = sql.draw_token(campaign).await.unwrap().expect("the campaign");
+    let late = sql.issue_token(campaign).await.unwrap().expect("the campaign");
+    let last = sql.issue_token(campaign).await.unwrap().expect("the campaign");
     let nothing = HighWaterMark::default();
     assert!(sql.raise_epoch(&last, Epoch::new(3), nothing).await.unwrap().is_some());
-    assert!(sql.raise_epoch(&late, Epoch::new(2), nothing).await.unwrap().is_none(), "it was late");
+    assert!(
+        sql.raise_epoch(&late, Epoch::new(2), nothing).await.unwrap().is_none(),
+        "the late loader must not raise the epoch"
+    );
     let epoch = sql.campaign(campaign).await.unwrap().expect("the campaign").epoch;
     assert_eq!(epoch, Epoch::new(3));
-    row.passed(1, "raises nothing");
+    row.passed(1, "the epoch is unchanged");
 }
 
 #[tokio::test]
-async fn a_late_loader_raises_no_epoch_sqlite() {
-    a_late_loader(Row::begin("a late loader raises no epoch: SQLite"), Database::sqlite().await).await;
+async fn a_late_loader_does_not_raise_the_epoch_on_sqlite() {
+    late_loader_is_rejected(
+        Row::begin("a late loader does not raise the epoch: SQLite"),
+        Database::sqlite().await,
+    )
+    .await;
 }
 
 #[tokio::test]
-async fn a_late_loader_raises_no_epoch_postgres() {
-    let row = Row::begin("a late loader raises no epoch: PostgreSQL");
-    match Database::postgres().await {
-        Ok(database) => a_late_loader(row, database).await,
-        Err(why) => row.skip(&why),
-    }
+async fn a_late_loader_does_not_raise_the_epoch_on_postgres() {
+    let row = Row::begin("a late loader does not raise the epoch: PostgreSQL");
+    let Some(database) = row.needs(Database::postgres().await) else { return };
+    late_loader_is_rejected(row, database).await;
 }
 
-/// A row that this build cannot read, as another version may have written it, stops neither the others nor the start.
-async fn one_is_unreadable(row: Row, mut fixture: Fixture) {
+/// Checks that a row that this build cannot read, such as one written by a different version, does not block
+/// other campaigns or the start.
+async fn others_are_not_blocked(row: Row, mut fixture: Fixture) {
     for id in ["aaa", "demo", "zzz"] {
         fixture.core.create(id, json!({"total": 10})).await;
         fixture.core.claim(id, "alice", "k").await.expect(201);
@@ -166,11 +172,7 @@ async fn one_is_unreadable(row: Row, mut fixture: Fixture) {
     assert_eq!(fixture.sql.run(zone("Mars/Olympus")).await, 1);
     fixture.core = fixture.core.restart().await;
     for id in ["demo", "zzz"] {
-        eventually(SOON, || async {
-            let reply = fixture.core.claim(id, "bob", "k").await;
-            holds([200, 201].contains(&reply.status), || reply.text())
-        })
-        .await;
+        until_status(SOON, &[200, 201], async || fixture.core.claim(id, "bob", "k").await).await;
     }
     let listed = fixture.core.admin_get("/admin/v1/campaigns?limit=1").await.expect(200).json();
     assert_eq!((listed["items"].as_array().unwrap().len(), &listed["next_cursor"]), (0, &json!("aaa")));
@@ -191,14 +193,14 @@ async fn one_is_unreadable(row: Row, mut fixture: Fixture) {
             assert!(!text.contains("Mars") && !text.contains("zone"), "{text}");
         }
     }
-    // Several reads of the database later, the log has said it once.
+    // After several reads of the database the log reports the row once.
     fixture.core.create("later", json!({})).await;
     let path = "/admin/v1/campaigns/later";
     for _ in 0..2 {
-        let asked = Instant::now();
+        let sent_at = Instant::now();
         eventually(SOON, || async {
             let reply = fixture.core.admin_get(path).await.expect(200);
-            holds(asked.elapsed() > Duration::from_millis(1200), || reply.text())
+            holds(sent_at.elapsed() > Duration::from_millis(1200), || reply.text())
         })
         .await;
     }
@@ -207,50 +209,50 @@ async fn one_is_unreadable(row: Row, mut fixture: Fixture) {
     assert_eq!(lines.len(), 1, "{lines:#?}");
     assert!(lines[0].contains("aaa") && lines[0].contains("zone"), "{lines:?}");
     assert_eq!(fixture.sql.run(zone("UTC")).await, 1);
-    eventually(SOON, || async {
-        let reply = fixture.core.claim("aaa", "bob", "k").await;
-        holds([200, 201].contains(&reply.status), || reply.text())
-    })
-    .await;
-    row.passed(20, "the others were served, and it is back");
+    until_status(SOON, &[200, 201], async || fixture.core.claim("aaa", "bob", "k").await).await;
+    row.passed(20, "the other campaigns were served, and the unreadable one recovered");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_unreadable_campaign_stops_no_other_sqlite() {
-    let row = Row::begin("a campaign that cannot be read: SQLite");
-    one_is_unreadable(row, Fixture::managed().await).await;
+async fn an_unreadable_campaign_does_not_block_others_on_sqlite() {
+    let row = Row::begin("an unreadable campaign: SQLite");
+    others_are_not_blocked(row, Fixture::managed().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_unreadable_campaign_stops_no_other_postgres() {
-    let row = Row::begin("a campaign that cannot be read: PostgreSQL");
-    match Fixture::on_postgres(true).await {
-        Ok(fixture) => one_is_unreadable(row, fixture).await,
-        Err(why) => row.skip(&why),
-    }
+async fn an_unreadable_campaign_does_not_block_others_on_postgres() {
+    let row = Row::begin("an unreadable campaign: PostgreSQL");
+    let Some(fixture) = row.needs(Fixture::on_postgres(true).await) else { return };
+    others_are_not_blocked(row, fixture).await;
 }
 
-/// Beside whatever else waits for SQL.
+/// Slightly longer than a heartbeat's timeout; core reports the failure within 5 s.
+const HEARTBEAT_MAX: Duration = Duration::from_secs(3);
+
+/// The heartbeat has its own connection, so it fails within its timeout while other calls hang.
 #[tokio::test]
-async fn a_ping_says_soon_how_sql_is() {
-    let row = Row::begin("SQL asked how it is: PostgreSQL, SIGSTOP");
-    let Database { sql, campaign, postgres, .. } = match Database::postgres().await {
-        Ok(database) => database,
-        Err(why) => return row.skip(&why),
+async fn a_heartbeat_fails_soon_while_sql_hangs() {
+    let row = Row::begin("heartbeat: PostgreSQL, SIGSTOP");
+    let Some(Database { sql, campaign, postgres, .. }) = row.needs(Database::postgres().await) else {
+        return;
     };
     let postgres = postgres.expect("a PostgreSQL");
-    sql.ping().await.expect("SQL answers");
+    let core =
+        ThisCore::starting(CoreRun::new("one".to_owned()).unwrap(), "one".to_owned(), Refusals::default())
+            .row();
+    sql.heartbeat(&core).await.expect("SQL works");
     row.fault();
     postgres.freeze();
-    let asked = Instant::now();
-    let (ping, others) = tokio::join!(sql.ping(), join_all((0..20).map(|_| sql.campaign(&campaign))));
-    assert!(ping.is_err() && others.iter().all(Result::is_err), "SQL was to stand still");
-    assert!(asked.elapsed() < Duration::from_millis(2500), "{:?}", asked.elapsed());
-    let asked = Instant::now();
-    sql.ping().await.expect_err("SQL was to stand still");
-    assert!(asked.elapsed() < Duration::from_millis(1500), "{:?}", asked.elapsed());
+    let sent_at = Instant::now();
+    let (heartbeat, others) =
+        tokio::join!(sql.heartbeat(&core), join_all((0..20).map(|_| sql.campaign(&campaign))));
+    assert!(heartbeat.is_err() && others.iter().all(Result::is_err), "SQL must hang");
+    assert!(sent_at.elapsed() < HEARTBEAT_MAX, "{:?}", sent_at.elapsed());
+    let sent_at = Instant::now();
+    sql.heartbeat(&core).await.expect_err("SQL must hang");
+    assert!(sent_at.elapsed() < HEARTBEAT_MAX, "{:?}", sent_at.elapsed());
     postgres.thaw();
-    eventually(SOON, || async { sql.ping().await.map_err(|error| error.to_string()) }).await;
+    eventually(SOON, || async { sql.heartbeat(&core).await.map_err(|fault| fault.to_string()) }).await;
     sql.campaign(&campaign).await.expect("SQL answers").expect("a campaign");
-    row.passed(23, "said in time");
+    row.passed(23, "failed in time");
 }

@@ -1,5 +1,5 @@
-//! SQL's host gone without a word: no connection is closed, nothing is answered. Claims go on, a caller that needs SQL
-//! is told soon that it does not answer, and everything is relayed once it is back.
+//! SQL's host vanishes: no connection closes, and nothing is answered. Claims continue, callers that need SQL
+//! soon get 503, and everything is relayed once SQL is back.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -19,17 +19,17 @@ use support::{Core, CoreOptions, SOON, claim_body, eventually, heavy};
 use crate::fixture::{Fixture, ROOMY};
 use crate::tally::Row;
 
-/// The longest that a call may take which needs SQL.
+/// The longest that a call that needs SQL may take.
 const ANSWER_MAX: Duration = Duration::from_millis(2500);
-/// How soon readiness says that SQL is away.
-const SAID_MAX: Duration = Duration::from_secs(5);
-/// How soon everything is relayed once SQL is back.
+/// Time limit for readiness to report that SQL is down.
+const REPORT_MAX: Duration = Duration::from_secs(5);
+/// Time limit for relaying everything once SQL is back.
 const RELAYED_MAX: Duration = Duration::from_secs(30);
-/// Requests that core takes at once in the test of places, and how many ask for what only SQL knows.
-const PLACES: usize = 400;
+/// Number of requests that core accepts concurrently, and number of requests that need SQL.
+const PERMITS: usize = 400;
 const CROWD: usize = 600;
 
-/// One core on a PostgreSQL behind a proxy; `Err` where there is none.
+/// Starts one core that connects to PostgreSQL through a proxy; `Err` if there is no PostgreSQL.
 async fn behind_a_proxy(options: CoreOptions) -> Result<(Fixture, FaultProxy), String> {
     let postgres = Postgres::start().await?;
     let sql = Sql::open(&postgres.database("claimgate").await);
@@ -40,7 +40,7 @@ async fn behind_a_proxy(options: CoreOptions) -> Result<(Fixture, FaultProxy), S
     Ok((fixture, proxy))
 }
 
-/// Every kind of call that needs SQL.
+/// Returns every kind of call that needs SQL.
 fn calls(core: &Core, claim: &str) -> Vec<RequestBuilder> {
     let internal = |method, path: &str| {
         core.client().request(method, &core.url(&format!("/internal/v1/{path}"))).bearer_auth(API_TOKEN)
@@ -72,9 +72,9 @@ fn calls(core: &Core, claim: &str) -> Vec<RequestBuilder> {
     ]
 }
 
-/// Makes all calls at once; each is told in time that SQL does not answer. The longest that one took.
-async fn are_refused(core: &Core, calls: Vec<RequestBuilder>) -> Duration {
-    let asked = calls.into_iter().map(|call| async {
+/// Makes all calls concurrently; each must get 503 in time. Returns the longest time that a call took.
+async fn all_get_503(core: &Core, calls: Vec<RequestBuilder>) -> Duration {
+    let timed = calls.into_iter().map(|call| async {
         let what = format!("{call:?}");
         let started = Instant::now();
         let reply = core.client().once().send(call).await.unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -84,10 +84,10 @@ async fn are_refused(core: &Core, calls: Vec<RequestBuilder>) -> Duration {
         assert!(took < ANSWER_MAX, "{what} was answered only after {took:?}");
         took
     });
-    join_all(asked).await.into_iter().max().unwrap_or_default()
+    join_all(timed).await.into_iter().max().unwrap_or_default()
 }
 
-async fn is_said(core: &Core, sql: &str, within: Duration) {
+async fn until_reported(core: &Core, sql: &str, within: Duration) {
     eventually(within, || async {
         let reply = core.client().call(Method::GET, &core.url("/readyz"), "", &json!(null)).await;
         holds(reply.status == 200 && reply.json()["sql"] == sql, || reply.text())
@@ -95,7 +95,7 @@ async fn is_said(core: &Core, sql: &str, within: Duration) {
     .await;
 }
 
-/// What must hold while SQL is gone, and once it is back.
+/// Checks core while SQL is gone and once it is back.
 async fn survive(
     row: Row,
     mut fixture: Fixture,
@@ -110,13 +110,13 @@ async fn survive(
     gone(&mut fixture);
     let (longest, (), ()) = tokio::join!(
         async {
-            let mut longest = are_refused(&fixture.core, calls(&fixture.core, &claim)).await;
+            let mut longest = all_get_503(&fixture.core, calls(&fixture.core, &claim)).await;
             for _ in 0..2 {
-                longest = longest.max(are_refused(&fixture.core, calls(&fixture.core, &claim)).await);
+                longest = longest.max(all_get_503(&fixture.core, calls(&fixture.core, &claim)).await);
             }
             longest
         },
-        is_said(&fixture.core, "down", SAID_MAX),
+        until_reported(&fixture.core, "down", REPORT_MAX),
         checker.win(&fixture.core, 10..150),
     );
     let left_out = fixture.core.claim("demo", "u1", "k").await;
@@ -125,51 +125,40 @@ async fn survive(
     let started = Instant::now();
     eventually(RELAYED_MAX, || async {
         let rows = fixture.sql.claims("demo").await.len();
-        holds(rows == 150, || format!("SQL has heard of {rows} claims\n{}", fixture.core.log()))
+        holds(rows == 150, || format!("SQL has {rows} claims\n{}", fixture.core.log()))
     })
     .await;
     let relayed = started.elapsed();
-    is_said(&fixture.core, "up", SAID_MAX).await;
+    until_reported(&fixture.core, "up", REPORT_MAX).await;
     fixture.core.look_up(&claim).await.expect(200);
-    crate::tally::say(&format!(
-        "answered after {longest:.2?} at most, relayed {relayed:.1?} after its return"
-    ));
+    crate::tally::say(&format!("answered within {longest:.2?}, relayed {relayed:.1?} after SQL was back"));
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sqls_host_vanishes_and_claims_go_on() {
+async fn claims_continue_while_the_sql_host_is_unreachable() {
     let _turn = heavy().await;
-    let row = Row::begin("SQL gone: PostgreSQL's host vanishes");
-    match behind_a_proxy(CoreOptions::default()).await {
-        Ok((fixture, proxy)) => survive(row, fixture, |_| proxy.vanish(), |_| proxy.come_back()).await,
-        Err(why) => row.skip(&why),
-    }
+    let row = Row::begin("SQL unreachable: PostgreSQL's host vanishes");
+    let started = behind_a_proxy(CoreOptions::default()).await;
+    let Some((fixture, proxy)) = row.needs(started) else { return };
+    survive(row, fixture, |_| proxy.vanish(), |_| proxy.return_replaced()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sql_stands_still_and_claims_go_on() {
+async fn claims_continue_while_sql_hangs() {
     let _turn = heavy().await;
-    let row = Row::begin("SQL gone: PostgreSQL, SIGSTOP, callers that need it are told");
-    match Fixture::on_postgres(true).await {
-        Ok(fixture) => {
-            survive(row, fixture, |fixture| fixture.postgres().freeze(), |fixture| fixture.postgres().thaw())
-                .await;
-        }
-        Err(why) => row.skip(&why),
-    }
+    let row = Row::begin("SQL unreachable: PostgreSQL, SIGSTOP, calls that need SQL get 503");
+    let Some(fixture) = row.needs(Fixture::on_postgres(true).await) else { return };
+    survive(row, fixture, |fixture| fixture.postgres().freeze(), |fixture| fixture.postgres().thaw()).await;
 }
 
-/// However many wait for SQL, claims find a place.
+/// Claims get a permit, regardless of how many requests wait for SQL.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_for_sql_leaves_places_for_claims() {
+async fn requests_waiting_for_sql_leave_permits_for_claims() {
     let _turn = heavy().await;
-    let row = Row::begin("SQL gone: a crowd asks for what only SQL knows");
-    let options = CoreOptions::default().with("CLAIMGATE_CONCURRENCY_MAX", PLACES.to_string());
-    let (fixture, proxy) = match behind_a_proxy(options).await {
-        Ok(both) => both,
-        Err(why) => return row.skip(&why),
-    };
+    let row = Row::begin("SQL unreachable: many requests that need SQL");
+    let options = CoreOptions::default().with("CLAIMGATE_CONCURRENCY_MAX", PERMITS.to_string());
+    let Some((fixture, proxy)) = row.needs(behind_a_proxy(options).await) else { return };
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     checker.win(&fixture.core, 0..10).await;
     row.fault();
@@ -182,10 +171,10 @@ async fn who_waits_for_sql_leaves_places_for_claims() {
         reply
     });
     let claims = async {
-        // Those beyond the places there are have been refused: the others wait.
+        // Requests beyond the permits were rejected; the remaining ones wait.
         eventually(SOON, || async {
             let answered = answered.load(Ordering::Relaxed);
-            holds(answered >= CROWD - PLACES, || format!("{answered} of the crowd are answered"))
+            holds(answered >= CROWD - PERMITS, || format!("{answered} requests are answered"))
         })
         .await;
         for user in 10..60 {
@@ -196,15 +185,15 @@ async fn who_waits_for_sql_leaves_places_for_claims() {
     let (replies, ()) = tokio::join!(join_all(crowd), claims);
     assert!(replies.iter().all(|reply| reply.status == 503), "{:?}", replies[0]);
     checker.win(&fixture.core, 10..60).await;
-    proxy.come_back();
+    proxy.return_replaced();
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
-/// SQLite locked by another process: who writes is told in time, who reads is served.
+/// Another process locks SQLite: writers get 503 in time, readers are served.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sqlite_is_locked_and_who_writes_is_told() {
+async fn writers_to_a_locked_sqlite_get_503_in_time() {
     let _turn = heavy().await;
-    let row = Row::begin("SQL locked: SQLite, BEGIN EXCLUSIVE, callers that write are told");
+    let row = Row::begin("SQL locked: SQLite, BEGIN EXCLUSIVE, writers get 503");
     let fixture = Fixture::managed().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     checker.win(&fixture.core, 0..10).await;
@@ -223,7 +212,7 @@ async fn sqlite_is_locked_and_who_writes_is_told() {
     };
     assert_eq!(writes().count(), 3);
     for _ in 0..3 {
-        are_refused(&fixture.core, writes().collect()).await;
+        all_get_503(&fixture.core, writes().collect()).await;
     }
     let started = Instant::now();
     fixture.core.look_up(&claim_id("demo", "u1", "k")).await.expect(200);

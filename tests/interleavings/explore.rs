@@ -1,12 +1,14 @@
-//! The whole product of protocols, placements and fates, and what it came to, as a matrix.
+//! Plays every combination of protocols, positions and fates, and prints the results as a matrix.
 //!
-//! Played on SQLite, and on PostgreSQL where both decide what Redis holds of the campaign as a whole: every ordered pair of
-//! protocols, from each initial state where A has something to do, with A held up before each of its steps; where a lease
-//! is held at that moment, once as it is and once as run out. And each of A's steps crashed before and its reply lost,
-//! followed by the same protocol again and by the recovery's look. On SQLite also, where both decide what Redis holds:
-//! both held up, each before every step that may change something. `INTERLEAVINGS_ALL=1` plays crashes and lost replies
-//! before every protocol, and two pre-emptions of every pair, all of it on both databases. `INTERLEAVINGS_SHARE=4` plays one
-//! in four pairs, drawn by `SEED`.
+//! Every ordered pair of protocols is played from each initial state where A has work, with A stopped before
+//! every third of its steps; the pairs of one A together play all of them. If a lease is held at that moment, the
+//! schedule is played once with the lease held and once with the lease expired. Each of A's steps is also crashed
+//! before, and its reply lost, followed by the same protocol again and by a recovery check. On PostgreSQL only pairs in
+//! which both protocols rewrite the campaign in Redis are played, without crashes and lost replies.
+//!
+//! `INTERLEAVINGS_ALL=1` plays every pair at every step and on both databases, crashes and lost replies before every
+//! protocol, and every pair with both stopped, each before every step that may write. `INTERLEAVINGS_SHARE=4` plays one in
+//! four pairs, drawn by `SEED`.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -16,28 +18,51 @@ use std::time::{Duration, Instant};
 
 use super::initial_state::InitialState;
 use super::matrix::{self, Counts};
-use super::protocol::{PROTOCOLS, Protocol};
+use super::protocol::{Codes, PROTOCOLS, Protocol};
 use super::registry;
 use super::schedule::{Fate, Played, Schedule};
-use super::track::{END, Place, REACHED};
+use super::track::{END, REACHED, StepPosition};
 use super::world::{Database, World};
 use support::rng::Rng;
 
-/// Two for every processor of the smallest machine that the tests are for: half of the time each waits for its servers.
+/// Two workers per processor of the smallest supported machine: each waits for its servers half of the time.
 const WORKERS: usize = 4;
-/// Failing schedules that are printed whole; the others as a line.
+/// Without `INTERLEAVINGS_ALL`, a pair without crashes plays every `STRIDE`th position of A.
+const STRIDE: usize = 3;
+/// Number of failing schedules printed completely; further failures are printed as one line each.
 const PRINTED_MAX: usize = 12;
 
-/// Two protocols from one initial state: one piece of work for one worker.
+/// Two protocols from one initial state: one unit of work for a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Pair {
     database: Database,
     initial: InitialState,
     a: Protocol,
     b: Protocol,
+    /// Whether the campaign has codes.
+    codes: bool,
 }
 
-/// A schedule that broke a promise: which, and all that happened.
+/// A pair without B: database, initial state, A, and whether the campaign has codes. A's steps are the same for every B.
+type Beginning = (Database, InitialState, Protocol, bool);
+
+impl Pair {
+    fn beginning(self) -> Beginning {
+        (self.database, self.initial, self.a, self.codes)
+    }
+
+    /// Returns whether both protocols are played on this kind of campaign. Without `INTERLEAVINGS_ALL`, codes are played
+    /// only beside an upload and the giving of codes.
+    fn is_meaningful(self) -> bool {
+        let allowed =
+            if self.codes { [Codes::Needed, Codes::Played] } else { [Codes::NotPlayed, Codes::Played] };
+        let needs_codes = [self.a, self.b].iter().any(|protocol| protocol.codes() == Codes::Needed);
+        let is_selected = !self.codes || explores_all() || needs_codes;
+        is_selected && allowed.contains(&self.a.codes()) && allowed.contains(&self.b.codes())
+    }
+}
+
+/// A schedule that broke a guarantee, with the reason and all events.
 #[derive(Debug)]
 struct Failure {
     schedule: Schedule,
@@ -45,75 +70,91 @@ struct Failure {
     lines: Vec<String>,
 }
 
-/// What all schedules came to.
+/// One pair, and which of A's positions it plays: every `stride`-th, from `first` on.
+#[derive(Debug, Clone, Copy)]
+struct Work {
+    pair: Pair,
+    first: usize,
+    stride: usize,
+}
+
+/// The results of all schedules.
 #[derive(Debug, Default)]
 struct Tally {
-    /// Schedules by pair and fate, and for how long.
+    /// Number of schedules by pair and fate, and the time taken.
     played: BTreeMap<(Pair, &'static str), usize>,
     took: BTreeMap<Pair, Duration>,
-    /// Steps that A has by itself: the same for every B.
-    steps: BTreeMap<(Database, InitialState, Protocol), BTreeSet<usize>>,
-    /// A's places that were played with a single pre-emption, each with leases held.
-    places: BTreeMap<Pair, BTreeSet<usize>>,
+    /// A's steps if B begins after A's end.
+    steps: BTreeMap<Beginning, Vec<&'static str>>,
+    /// Positions of A that were played with a single pre-emption and held leases.
+    positions: BTreeMap<Beginning, BTreeSet<usize>>,
     failed: Vec<Failure>,
     unmet: Vec<Schedule>,
 }
 
-/// Those of `PAIRS=create,evict`, of `WITH=forget` on either side, of `DATABASE=sqlite` and of `STATE=over`, and of these the
-/// share that is drawn; all without them.
+/// Returns the pairs selected by `PAIRS=create,evict`, `WITH=forget` (on either side), `DATABASE=sqlite`,
+/// `STATE=over` and `CODES=true`, and of these the share that is drawn; all without these variables.
 fn pairs() -> Vec<Pair> {
-    let asked = |variable: &str, names: &[&str]| {
+    let is_selected = |variable: &str, names: &[&str]| {
         std::env::var(variable).is_err() || {
             let list = std::env::var(variable).unwrap_or_default();
-            names.iter().all(|name| list.split(',').any(|asked| asked.eq_ignore_ascii_case(name)))
+            names.iter().all(|name| list.split(',').any(|selected| selected.eq_ignore_ascii_case(name)))
         }
     };
     let mut pairs = all_pairs();
     pairs.retain(|pair| {
-        asked("PAIRS", &[pair.a.name(), pair.b.name()])
-            && (asked("WITH", &[pair.a.name()]) || asked("WITH", &[pair.b.name()]))
-            && asked("DATABASE", &[&format!("{:?}", pair.database)])
-            && asked("STATE", &[pair.initial.name()])
+        is_selected("PAIRS", &[pair.a.name(), pair.b.name()])
+            && (is_selected("WITH", &[pair.a.name()]) || is_selected("WITH", &[pair.b.name()]))
+            && is_selected("DATABASE", &[&format!("{:?}", pair.database)])
+            && is_selected("STATE", &[pair.initial.name()])
+            && is_selected("CODES", &[&pair.codes.to_string()])
     });
     drawn(pairs)
 }
 
-/// One in `INTERLEAVINGS_SHARE` of `pairs`.
+/// Returns one in `INTERLEAVINGS_SHARE` of `pairs`, drawn by `SEED`.
 fn drawn(mut pairs: Vec<Pair>) -> Vec<Pair> {
     let Ok(share) = std::env::var("INTERLEAVINGS_SHARE") else { return pairs };
     let share: u64 = share.parse().expect("INTERLEAVINGS_SHARE is a whole number");
     let (mut rng, all) = (Rng::seeded("the pairs that are played"), pairs.len());
-    pairs.retain(|_| rng.draw().is_multiple_of(share));
+    pairs.retain(|_| rng.next_number().is_multiple_of(share));
     println!("{} of {all} pairs are played", pairs.len());
     pairs
 }
 
-/// Each ordered pair, from each initial state where A has something to do. With `INTERLEAVINGS_ALL` all of them on both
-/// databases; without it on PostgreSQL only where both decide what Redis holds of the campaign, but where only the outbox is
-/// lost; and a protocol that is made of others only beside those that [`Protocol::meets`] names.
+/// Returns each ordered pair from each initial state where A has work. Without `INTERLEAVINGS_ALL`,
+/// PostgreSQL is used only for pairs in which both rewrite the campaign in Redis and more than the outbox may
+/// be lost. A composed protocol is played only beside those that [`Protocol::is_played_beside`] names.
 fn all_pairs() -> Vec<Pair> {
     let mut pairs = Vec::new();
     for database in [Database::Sqlite, Database::Postgres] {
         for (a, _) in PROTOCOLS {
             for (b, _) in PROTOCOLS {
-                pairs.extend(a.initial_states().iter().map(|initial| Pair {
-                    database,
-                    initial: *initial,
-                    a,
-                    b,
-                }));
+                for codes in [false, true] {
+                    let initial_states = a.initial_states().iter();
+                    pairs.extend(initial_states.map(|initial| Pair {
+                        database,
+                        initial: *initial,
+                        a,
+                        b,
+                        codes,
+                    }));
+                }
             }
         }
     }
-    pairs.retain(|pair| everything() || pair.database == Database::Sqlite || both_rewrite(*pair));
-    pairs.retain(|pair| everything() || pair.a.meets(pair.b) && pair.b.meets(pair.a));
+    pairs.retain(|pair| pair.is_meaningful());
+    pairs.retain(|pair| explores_all() || pair.database == Database::Sqlite || both_rewrite(*pair));
+    pairs.retain(|pair| explores_all() || pair.a.is_played_beside(pair.b) && pair.b.is_played_beside(pair.a));
+    // Pairs with the longest schedules come first. If such a pair started last, three workers would be idle.
+    pairs.sort_by_key(|pair| !both_rewrite(*pair));
     pairs
 }
 
 #[test]
-fn every_placement_of_every_pair_keeps_every_promise() {
+fn every_interleaving_of_every_pair_keeps_all_guarantees() {
     let (started, pairs) = (Instant::now(), pairs());
-    let queue: Mutex<VecDeque<Pair>> = Mutex::new(pairs.iter().copied().collect());
+    let queue = Mutex::new(shared_out(&pairs));
     let tally: Mutex<Tally> = Mutex::default();
     thread::scope(|scope| {
         for _ in 0..WORKERS {
@@ -122,54 +163,74 @@ fn every_placement_of_every_pair_keeps_every_promise() {
     });
     let tally = tally.into_inner().expect("the tally");
     report(&tally, started.elapsed());
-    nothing_is_left_out(&tally, &pairs);
-    assert!(tally.failed.is_empty(), "{} schedules broke a promise", tally.failed.len());
+    coverage_is_complete(&tally, &pairs);
+    assert!(tally.failed.is_empty(), "{} schedules broke a guarantee", tally.failed.len());
 }
 
-/// Each pair at each of A's places, and each step point that core has.
-fn nothing_is_left_out(tally: &Tally, pairs: &[Pair]) {
-    assert!(tally.unmet.is_empty(), "not played as written: {:?}", tally.unmet);
-    for (protocol, steps) in &tally.steps {
-        assert_eq!(steps.len(), 1, "{protocol:?} has not the same steps each time: {steps:?}");
-    }
+/// Shares A's positions out among the pairs with the same beginning, so that together they play each position.
+fn shared_out(pairs: &[Pair]) -> VecDeque<Work> {
+    let mut beginnings: BTreeMap<Beginning, usize> = BTreeMap::new();
+    let mut ranks = Vec::new();
     for pair in pairs {
-        let steps = tally.steps[&(pair.database, pair.initial, pair.a)].first().expect("a number");
-        let places: BTreeSet<usize> = (1..=steps + 1).collect();
-        assert_eq!(tally.places.get(pair), Some(&places), "places left out of {pair:?}");
+        let rank = beginnings.entry(pair.beginning()).or_default();
+        ranks.push(*rank);
+        *rank += 1;
+    }
+    let shares = pairs.iter().zip(ranks).map(|(pair, rank)| {
+        let is_complete = explores_all() || follows_a_crash(*pair);
+        let stride = if is_complete { 1 } else { beginnings[&pair.beginning()].min(STRIDE) };
+        Work { pair: *pair, first: 1 + rank % stride, stride }
+    });
+    shares.collect()
+}
+
+/// Checks that each pair and each of A's positions was played, and that each step point of core was reached.
+fn coverage_is_complete(tally: &Tally, pairs: &[Pair]) {
+    assert!(tally.unmet.is_empty(), "not played as written: {:?}", tally.unmet);
+    for pair in pairs {
+        assert!(tally.played.contains_key(&(*pair, Fate::Preempted.name())), "{pair:?} was not played");
+        let beginning = pair.beginning();
+        let positions: BTreeSet<usize> = (1..=tally.steps[&beginning].len() + 1).collect();
+        let played = tally.positions.get(&beginning);
+        assert_eq!(played, Some(&positions), "positions of {beginning:?} that were not played");
     }
     if pairs.len() == all_pairs().len() {
         let reached = REACHED.lock().expect("the step points");
         let missed: Vec<_> =
             registry::names().into_iter().filter(|name| !reached.contains(name.as_str())).collect();
-        assert!(missed.is_empty(), "step points that no schedule came to: {missed:?}");
+        assert!(missed.is_empty(), "step points that no schedule reached: {missed:?}");
     }
 }
 
-fn work(queue: &Mutex<VecDeque<Pair>>, tally: &Mutex<Tally>) {
+fn work(queue: &Mutex<VecDeque<Work>>, tally: &Mutex<Tally>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let mut worlds: BTreeMap<Database, World> = BTreeMap::new();
         loop {
-            let Some(pair) = queue.lock().expect("the queue").pop_front() else { return };
-            let world = match worlds.entry(pair.database) {
+            let Some(work) = queue.lock().expect("the queue").pop_front() else { return };
+            let database = work.pair.database;
+            let world = match worlds.entry(database) {
                 Entry::Occupied(world) => world.into_mut(),
-                Entry::Vacant(place) => place.insert(World::start(pair.database).await),
+                Entry::Vacant(position) => position.insert(World::start(database).await),
             };
-            explore(world, pair, tally).await;
+            explore(world, work, tally).await;
         }
     });
 }
 
-/// All schedules of one pair.
-async fn explore(world: &World, pair: Pair, tally: &Mutex<Tally>) {
+/// Plays the schedules of one pair.
+async fn explore(world: &World, work: Work, tally: &Mutex<Tally>) {
     let begun = Instant::now();
-    let Pair { database, initial, a, b } = pair;
-    let of = |at, fate, expire| Schedule { database, initial, a, at, fate, b, expire };
+    let Work { pair, first, stride } = work;
+    let Pair { database, initial, a, b, codes } = pair;
+    let of = |at, fate, expire| Schedule { database, initial, a, at, fate, b, expire, codes };
     let keep = |schedule: Schedule, played: Played| {
         let mut tally = tally.lock().expect("the tally");
         *tally.played.entry((pair, schedule.fate.name())).or_default() += 1;
-        if let (Fate::HeldUp, Place::Step(at), false) = (schedule.fate, schedule.at, schedule.expire) {
-            tally.places.entry(pair).or_default().insert(at);
+        if let (Fate::Preempted, StepPosition::Step(at), false) =
+            (schedule.fate, schedule.at, schedule.expire)
+        {
+            tally.positions.entry(pair.beginning()).or_default().insert(at);
         }
         if let Some(wrong) = played.wrong {
             println!("INTERLEAVING=\"{schedule}\"  {}", wrong.lines().next().unwrap_or_default());
@@ -179,38 +240,44 @@ async fn explore(world: &World, pair: Pair, tally: &Mutex<Tally>) {
             tally.unmet.push(schedule);
         }
     };
-    // The steps that A has by itself.
-    let alone = of(END, Fate::HeldUp, false).play(world).await.steps;
-    let steps = alone[0].len();
-    tally.lock().expect("the tally").steps.entry((database, initial, a)).or_default().insert(steps);
-    for at in 1..=steps + 1 {
+    let known = tally.lock().expect("the tally").steps.get(&pair.beginning()).cloned();
+    let a_steps = if let Some(steps) = known {
+        steps
+    } else {
+        let [steps, _] = of(END, Fate::Preempted, false).play(world).await.steps;
+        tally.lock().expect("the tally").steps.insert(pair.beginning(), steps.clone());
+        steps
+    };
+    let steps = a_steps.len();
+    for at in (first.min(steps + 1)..=steps + 1).step_by(stride) {
         for expire in [false, true] {
-            let schedule = of(Place::Step(at), Fate::HeldUp, expire);
+            let schedule = of(StepPosition::Step(at), Fate::Preempted, expire);
             let played = schedule.play(world).await;
             let (leases, b_steps) = (played.leases, played.steps[1].clone());
             keep(schedule, played);
-            if with_two(pair) && at > 1 && alone[0].get(at - 1).is_some_and(|name| is_write(name)) {
-                // Before its first step B has not begun: that is A, then B.
+            if explores_all() && at > 1 && a_steps.get(at - 1).is_some_and(|name| is_write(name)) {
+                // Stopping B before its first step is the same as running A and then B.
                 for (b_at, _) in b_steps.iter().enumerate().skip(1).filter(|(_, name)| is_write(name)) {
-                    let fate = Fate::BothHeldUp(Place::Step(b_at + 1));
-                    let schedule = of(Place::Step(at), fate, expire);
+                    let fate = Fate::BothPreempted(StepPosition::Step(b_at + 1));
+                    let schedule = of(StepPosition::Step(at), fate, expire);
                     let played = schedule.play(world).await;
                     keep(schedule, played);
                 }
             }
-            // A protocol that asks for no lease does the same whether one has expired.
-            if !leases || !(b.rewrites() || everything()) {
+            // A protocol without leases does not depend on their expiry.
+            if !leases || !(b.rewrites() || explores_all()) {
                 break;
             }
         }
         for fate in [Fate::Crash, Fate::LostReply] {
-            // Before its first step a core that dies has done nothing; and after its last there is no reply to lose.
+            // A core that dies before its first step has done nothing, and the end of a protocol has no reply
+            // to lose.
             let idle = (fate == Fate::Crash && at == 1) || (fate == Fate::LostReply && at > steps);
-            if idle || !picks_up(pair) {
+            if idle || !follows_a_crash(pair) {
                 continue;
             }
             for expire in [false, true] {
-                let schedule = of(Place::Step(at), fate, expire);
+                let schedule = of(StepPosition::Step(at), fate, expire);
                 let played = schedule.play(world).await;
                 let leases = played.leases;
                 keep(schedule, played);
@@ -223,29 +290,24 @@ async fn explore(world: &World, pair: Pair, tally: &Mutex<Tally>) {
     tally.lock().expect("the tally").took.insert(pair, begun.elapsed());
 }
 
-fn everything() -> bool {
+fn explores_all() -> bool {
     std::env::var_os("INTERLEAVINGS_ALL").is_some()
 }
 
-/// Whether two pre-emptions are played: where both decide what Redis holds of the campaign, on SQLite, but where only the
-/// outbox is lost; with `INTERLEAVINGS_ALL`, of every pair, on both databases.
-fn with_two(pair: Pair) -> bool {
-    (both_rewrite(pair) && pair.database == Database::Sqlite) || everything()
-}
-
-/// Whether both decide what Redis holds of the campaign as a whole, and more than its outbox may be lost.
+/// Returns whether both rewrite the whole campaign in Redis, and more than its outbox may be lost.
 fn both_rewrite(pair: Pair) -> bool {
     pair.a.rewrites() && pair.b.rewrites() && pair.initial != InitialState::Unheard
 }
 
-/// Whether B is what comes after a crash or a lost reply: the same, asked again, or what any core does by itself; with
-/// `INTERLEAVINGS_ALL`, everything.
-fn picks_up(pair: Pair) -> bool {
-    pair.b == pair.a || pair.b == Protocol::EnsureReady || everything()
+/// Returns whether B may follow a crash or a lost reply: on SQLite the same protocol as a retry, or what any
+/// core does automatically. With `INTERLEAVINGS_ALL` every protocol does, on both databases.
+fn follows_a_crash(pair: Pair) -> bool {
+    let is_automatic = pair.b == pair.a || pair.b == Protocol::EnsureReady;
+    is_automatic && pair.database == Database::Sqlite || explores_all()
 }
 
-/// Whether a step may change something in Redis or SQL. Held up twice, a protocol stands before one of these: what it
-/// has read by then is as old as can be.
+/// Returns whether a step may write to Redis or SQL. With two pre-emptions a protocol is stopped only before
+/// such a step, when its reads are as old as possible.
 fn is_write(name: &str) -> bool {
     let reads = [
         "redis:read",
@@ -282,7 +344,7 @@ fn report(tally: &Tally, took: Duration) {
         println!("{took:>8.1?} {pair:?}");
     }
     let (schedules, failed) = (tally.played.values().sum::<usize>(), tally.failed.len());
-    println!("{schedules} schedules in {took:.1?}, {failed} broke a promise");
+    println!("{schedules} schedules in {took:.1?}, {failed} broke a guarantee");
     let mut kinds: BTreeMap<String, Vec<&Failure>> = BTreeMap::new();
     for failure in &tally.failed {
         kinds.entry(kind(&failure.wrong)).or_default().push(failure);
@@ -299,7 +361,7 @@ fn report(tally: &Tally, took: Duration) {
     }
 }
 
-/// What is wrong without the numbers in it.
+/// Returns the error text without its numbers.
 fn kind(wrong: &str) -> String {
     let line = wrong.lines().next().unwrap_or_default();
     let text: String = line.chars().map(|c| if c.is_ascii_digit() { '#' } else { c }).take(100).collect();

@@ -1,46 +1,52 @@
-//! The states of a campaign that protocols begin in.
+//! The initial states of a campaign.
 
 use serde_json::json;
 
 use axum::http::Method;
 use support::inspect::key;
+use support::wait::holds;
+use support::{SOON, eventually};
 
-use super::node::Node;
-use super::play::Play;
+use super::node::TestCore;
+use super::play::ScheduleRun;
 
-/// Units of a campaign, and of one user of it.
+/// The total of a campaign, which is also the limit per user.
 const TOTAL: u32 = 6;
 const PER_USER: u32 = 2;
-/// The same of a campaign where one user has more claims than a record holds.
+/// The limits of a campaign in which one user has more claims than a record holds.
 const TOTAL_MANY: u32 = 14;
 const PER_USER_MANY: u32 = 12;
 const HOLD_S: u32 = 600;
 
-/// What there is of the campaign.
+/// The state of the campaign before the protocols start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum InitialState {
-    /// Nothing.
+    /// The campaign does not exist.
     Absent,
-    /// Open, with holds; some claims are in SQL, some in the outbox alone, beside an entry that no core has written; one
-    /// has been returned, one is confirmed.
+    /// Open with holds. Some claims are in SQL, some only in the outbox, beside an entry that no core wrote.
+    /// One claim was returned, one confirmed.
     Live,
-    /// As open, all in SQL, and Redis has lost it.
+    /// Like `Live`, but SQL has everything and Redis has lost everything.
     Lost,
-    /// Sold out after a unit has changed hands; SQL has heard of neither, and Redis has lost the outbox that told of it.
+    /// Sold out after a unit was returned and granted again. SQL has neither the return nor the grant, and
+    /// Redis has lost the outbox with both.
     Unheard,
-    /// As open, but SQL holds a claim in a place that Redis has given to another: an older Redis has come back.
+    /// Like `Live`, but SQL has a claim with a sequence number that Redis has assigned to a different claim:
+    /// Redis was replaced by an older copy.
     Forked,
-    /// As open, but SQL has lost the last claims that it had committed: an older copy of it has come back.
+    /// Like `Live`, but SQL has lost its last commits: the database was replaced by an older copy.
     Behind,
-    /// As open, on a server that was promoted with all of it.
+    /// Like `Live`, but on a promoted server that has all data.
     Promoted,
-    /// Its window has closed, all is in SQL, and Redis still has it.
+    /// Like `Live`, but a granted claim has no code: there were too few, and more have just been added.
+    CodePending,
+    /// The campaign's window has closed, everything is in SQL, and Redis still has the campaign.
     Over,
-    /// The same, and Redis has it no more.
+    /// Like `Over`, but no longer in Redis.
     Evicted,
 }
 
-pub const INITIAL_STATES: [(InitialState, &str); 9] = [
+pub const INITIAL_STATES: [(InitialState, &str); 10] = [
     (InitialState::Absent, "absent"),
     (InitialState::Live, "live"),
     (InitialState::Lost, "lost"),
@@ -48,6 +54,7 @@ pub const INITIAL_STATES: [(InitialState, &str); 9] = [
     (InitialState::Forked, "forked"),
     (InitialState::Behind, "behind"),
     (InitialState::Promoted, "promoted"),
+    (InitialState::CodePending, "code-pending"),
     (InitialState::Over, "over"),
     (InitialState::Evicted, "evicted"),
 ];
@@ -57,27 +64,28 @@ impl InitialState {
         INITIAL_STATES.into_iter().find(|(initial, _)| *initial == self).expect("all are listed").1
     }
 
-    /// Whether Redis has the campaign, all along.
+    /// Returns whether Redis has the campaign during the whole schedule.
     pub fn is_in_redis(self) -> bool {
-        matches!(self, Self::Live | Self::Unheard | Self::Forked | Self::Behind | Self::Promoted)
+        !matches!(self, Self::Absent | Self::Lost | Self::Over | Self::Evicted)
     }
 
-    /// The campaign's total there.
+    /// Returns the campaign's total in this state.
     pub fn total(self) -> u32 {
         if self == Self::Lost { TOTAL_MANY } else { TOTAL }
     }
 
-    /// The campaign's version there.
+    /// Returns the campaign's version in this state.
     pub fn version(self) -> u64 {
         match self {
             Self::Absent => 0,
             Self::Live | Self::Lost | Self::Unheard | Self::Forked | Self::Behind | Self::Promoted => 1,
+            Self::CodePending => 1,
             Self::Over | Self::Evicted => 2,
         }
     }
 
-    /// Brings the campaign there; both cores know it, and have spoken to Redis about it.
-    pub async fn set(self, play: &Play<'_>, nodes: &[Node; 2]) {
+    /// Creates this state. Both cores have read the campaign from SQL and called Redis for it.
+    pub async fn set(self, play: &ScheduleRun<'_>, nodes: &[TestCore; 2]) {
         let [a, b] = nodes;
         match self {
             Self::Absent => {}
@@ -89,37 +97,25 @@ impl InitialState {
             Self::Unheard => {
                 open(play, nodes, TOTAL, PER_USER, Some(HOLD_S)).await;
                 for user in ["u6", "u7"] {
-                    assert_eq!(play.claim(a, user).await.status, 201);
+                    play.settled(a, async || play.claim(a, user).await).await;
                 }
                 relay_all(play, nodes).await;
-                assert_eq!(play.transition(a, "u4", "return").await.status, 200);
-                // Redis names u1 before u4: what is granted before what made room for it.
+                play.settled(a, async || play.transition(a, "u4", "return").await).await;
+                // Redis lists u1 before u4: the grant before the return that made room for it.
                 one_of_many(play, b, "u1", "again").await;
                 play.world.redis.query::<u64>(&["UNLINK", &key(&play.id, "outbox")]).await;
             }
             Self::Forked => {
                 open(play, nodes, TOTAL, PER_USER, Some(HOLD_S)).await;
-                // The place that the first claim in the outbox has.
-                let place = play.told.get().claims["u4"].sequence;
+                // The sequence number of the first claim in the outbox.
+                let position = play.answers.get().claims["u4"].sequence;
                 let id = play.claim_id("elsewhere");
-                play.world.sql.run(forked_claim(&id, place)).await;
-                play.told.forked("elsewhere", id, place);
+                play.world.sql.run(forked_claim(&id, position)).await;
+                play.answers.forked("elsewhere", id, position);
             }
             Self::Behind => {
                 open(play, nodes, TOTAL, PER_USER, Some(HOLD_S)).await;
-                let before = "SELECT sequence, events FROM campaigns WHERE id = $1";
-                let before = play.world.sql.numbers(before, &play.id).await.expect("the campaign");
-                relay_all(play, nodes).await;
-                let [Some(sequence), Some(events)] = before[..] else { panic!("two numbers") };
-                let id = &play.id;
-                for statement in [
-                    format!("DELETE FROM claims WHERE campaign_id = '{id}' AND sequence > {sequence}"),
-                    format!(
-                        "UPDATE campaigns SET sequence = {sequence}, events = {events} WHERE id = '{id}'"
-                    ),
-                ] {
-                    play.world.sql.run(statement).await;
-                }
+                relay_and_forget(play, nodes).await;
             }
             Self::Promoted => {
                 open(play, nodes, TOTAL, PER_USER, Some(HOLD_S)).await;
@@ -127,6 +123,12 @@ impl InitialState {
                 for node in nodes {
                     node.reconnect().await;
                 }
+            }
+            Self::CodePending => {
+                open(play, nodes, TOTAL, PER_USER, Some(HOLD_S)).await;
+                use_up_codes(play, nodes).await;
+                play.settled(a, async || play.add_codes(a, 150..152).await).await;
+                b.refresh().await;
             }
             Self::Lost => {
                 open(play, nodes, TOTAL_MANY, PER_USER_MANY, Some(HOLD_S)).await;
@@ -137,11 +139,11 @@ impl InitialState {
             Self::Over | Self::Evicted => {
                 open(play, nodes, TOTAL, PER_USER, None).await;
                 relay_all(play, nodes).await;
-                let over = play.patch(a, json!({"ends_at": "2021-01-01T00:00:00Z"}), 1).await;
-                assert_eq!(over.status, 200, "{}", over.body);
+                let version = play.version(self) - 1;
+                let ended = json!({"ends_at": "2021-01-01T00:00:00Z"});
+                play.settled(a, async || play.patch(a, ended.clone(), version).await).await;
                 if self == Self::Evicted {
-                    a.maintain(&play.campaign_id()).await;
-                    assert_eq!(play.keys_there().await, 0, "it is evicted");
+                    evict(play, a).await;
                 }
                 b.refresh().await;
             }
@@ -149,50 +151,96 @@ impl InitialState {
     }
 }
 
-async fn open(play: &Play<'_>, nodes: &[Node; 2], total: u32, per_user: u32, hold_s: Option<u32>) {
+async fn open(play: &ScheduleRun<'_>, nodes: &[TestCore; 2], total: u32, per_user: u32, hold_s: Option<u32>) {
     let [a, b] = nodes;
-    assert_eq!(play.create(a, total, per_user, hold_s).await.status, 201);
+    play.open(a, total, per_user, hold_s).await;
     b.refresh().await;
     for (node, user) in [(a, "u1"), (b, "u2"), (a, "u3")] {
-        assert_eq!(play.claim(node, user).await.status, 201);
+        play.settled(node, async || play.claim(node, user).await).await;
     }
-    assert_eq!(play.transition(a, "u3", "return").await.status, 200);
+    play.settled(a, async || play.transition(a, "u3", "return").await).await;
     if hold_s.is_some() {
-        assert_eq!(play.transition(b, "u2", "confirm").await.status, 200);
+        play.settled(b, async || play.transition(b, "u2", "confirm").await).await;
     }
     relay_all(play, nodes).await;
-    assert_eq!(play.claim(b, "u4").await.status, 201);
-    play.leave_a_replica_behind().await;
-    play.leave_a_database_behind().await;
-    assert_eq!(play.claim(a, "u5").await.status, 201);
+    if play.codes && hold_s.is_some() {
+        // Later claims get codes at once.
+        play.settled(a, async || play.patch(a, json!({"hold_seconds": null}), 3).await).await;
+        b.refresh().await;
+    }
+    play.settled(b, async || play.claim(b, "u4").await).await;
+    play.copy_to_stale_replica().await;
+    play.copy_database().await;
+    play.settled(a, async || play.claim(a, "u5").await).await;
 }
 
-/// A claim that SQL heard of from a Redis that is no more.
-fn forked_claim(id: &str, place: u64) -> String {
+/// Relays everything, and takes it out of SQL again.
+async fn relay_and_forget(play: &ScheduleRun<'_>, nodes: &[TestCore; 2]) {
+    let before = "SELECT sequence, events, codes_assigned FROM campaigns WHERE id = $1";
+    let before = play.world.sql.numbers(before, &play.id).await.expect("the campaign");
+    relay_all(play, nodes).await;
+    let [Some(sequence), Some(events), Some(codes)] = before[..] else { panic!("three numbers") };
+    let id = &play.id;
+    for statement in [
+        format!("DELETE FROM claims WHERE campaign_id = '{id}' AND sequence > {sequence}"),
+        format!(
+            "UPDATE campaigns SET sequence = {sequence}, events = {events}, codes_assigned = {codes} WHERE id = '{id}'"
+        ),
+    ] {
+        play.world.sql.run(statement).await;
+    }
+}
+
+/// Returns units and claims them again, each time with a new code, until a claim has none.
+async fn use_up_codes(play: &ScheduleRun<'_>, nodes: &[TestCore; 2]) {
+    let a = &nodes[0];
+    for (returns, claims) in [(None, "u6"), (None, "u7"), (Some("u4"), "u8"), (Some("u6"), "u9")] {
+        relay_all(play, nodes).await;
+        if let Some(user) = returns {
+            play.settled(a, async || play.transition(a, user, "return").await).await;
+        }
+        play.settled(a, async || play.claim(a, claims).await).await;
+    }
+    relay_all(play, nodes).await;
+}
+
+async fn evict(play: &ScheduleRun<'_>, node: &TestCore) {
+    eventually(SOON, || async {
+        let done = node.maintain(&play.campaign_id()).await;
+        let left = play.keys_in_redis().await;
+        holds(left == 0, || format!("{left} keys of the evicted campaign are left: {done}"))
+    })
+    .await;
+}
+
+/// Returns a claim that SQL got from a Redis that no longer exists.
+fn forked_claim(id: &str, position: u64) -> String {
     let columns = id.split('.').map(|part| format!("'{part}'")).collect::<Vec<_>>().join(", ");
     format!(
         "INSERT INTO claims (campaign_id, user_id, digest, quantity, status, epoch, revision, sequence, day, \
-         claimed_at, updated_at) VALUES ({columns}, 1, 'granted', 1, 1, {place}, 20000, 1, 1)"
+         claimed_at, updated_at) VALUES ({columns}, 1, 'granted', 1, 1, {position}, 20000, 1, 1)"
     )
 }
 
-async fn relay_all(play: &Play<'_>, nodes: &[Node; 2]) {
+async fn relay_all(play: &ScheduleRun<'_>, nodes: &[TestCore; 2]) {
     for node in nodes {
         node.maintain(&play.campaign_id()).await;
         node.relay().await;
     }
-    assert_eq!(play.world.redis.outbox_entries(&play.id).await, 1, "all is in SQL");
+    assert_eq!(play.world.redis.outbox_entries(&play.id).await, 1, "everything must be in SQL");
 }
 
-/// Nine claims of one user, each by a key of its own.
-async fn many_claims_of_one(play: &Play<'_>, node: &Node) {
+/// Makes nine claims of one user, each with its own key.
+async fn many_claims_of_one(play: &ScheduleRun<'_>, node: &TestCore) {
     let keys: Vec<String> = (0..9).map(|key| format!("k{key}")).collect();
     futures_util::future::join_all(keys.iter().map(|key| one_of_many(play, node, "many", key))).await;
 }
 
-async fn one_of_many(play: &Play<'_>, node: &Node, user: &str, key: &str) {
+async fn one_of_many(play: &ScheduleRun<'_>, node: &TestCore, user: &str, key: &str) {
     let body = json!({"campaign_id": play.id, "user_id": user, "idempotency_key": key});
-    let reply = node.internal(Method::POST, "/internal/v1/claims", Some(body)).await;
-    assert_eq!(reply.status, 201);
-    play.told.one_of_many(&reply);
+    let reply = play
+        .until_in_time(async || node.internal(Method::POST, "/internal/v1/claims", Some(body.clone())).await)
+        .await;
+    assert!([200, 201].contains(&reply.status), "{}", reply.body);
+    play.answers.one_of_many(&reply);
 }

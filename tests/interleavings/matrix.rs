@@ -1,14 +1,14 @@
-//! What was played, as tables no wider than a terminal.
+//! Prints the played schedules as tables for a terminal.
 
 use std::collections::BTreeMap;
 
 use super::protocol::{PROTOCOLS, Protocol};
 
-/// Schedules by A and B.
+/// Number of schedules by A and B.
 pub type Counts = BTreeMap<(Protocol, Protocol), usize>;
 
-/// Prints how many schedules each pair had; protocols are numbered in the order of the list. Names are cut where 80
-/// columns would be too few.
+/// Prints the number of schedules of each pair. Columns are numbered in the order of the rows; names are cut
+/// to fit 80 columns.
 pub fn print(title: &str, counts: &Counts) {
     println!("\n{title}: A down, B across");
     print!("{:<8}", "");

@@ -1,14 +1,15 @@
-//! One core as the schedules use it: its handlers, called in the task that calls them, and what it does by itself.
+//! One core for the schedules: its handlers run in the caller's task, its background work on demand.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
+use axum::http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::{Method, Request};
 use claimgate_core::credentials::{Caller, Credentials, Tokens};
 use claimgate_core::engine::Engine;
+use claimgate_core::engine::live::cores::{CoreRun, ThisCore};
 use claimgate_core::http::auth::Authenticator;
 use claimgate_core::http::listeners::{admin_router, internal_router};
 use claimgate_core::http::state::AppState;
@@ -16,27 +17,31 @@ use claimgate_core::jobs::outbox_relay::OutboxRelay;
 use claimgate_core::jobs::refresher::Refresher;
 use claimgate_core::metrics;
 use claimgate_core::store::sql::SqlStore;
-use claimgate_shared::CampaignId;
+use claimgate_shared::signature::{self, BodyHash, NamedKey, SignedParts};
+use claimgate_shared::{Attempt, CampaignId};
 use http_body_util::BodyExt as _;
 use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
 use serde_json::Value;
 use tokio::sync::Mutex;
 
+/// The edge's key.
+const EDGE_KEY: &str = "edge:YSBrZXkgb2YgdGhlIGludGVybGVhdmluZ3MnIGVkZ2U";
+const CLAIMS: &str = "/internal/v1/claims";
 const TOKEN: &str = "the-token-of-the-interleavings-0123456789";
 
 /// An engine with its routes.
-pub struct Node {
+pub struct TestCore {
     pub engine: Arc<Engine>,
     relay: OutboxRelay,
     refresher: Mutex<Refresher>,
     state: AppState,
-    /// Made when they are first called, since most schedules call one of them.
+    /// Created on first use, since most schedules call only one of the two routers.
     internal: OnceLock<Router>,
     admin: OnceLock<Router>,
 }
 
-/// What a caller was told.
+/// An answer to a caller.
 #[derive(Debug, Clone)]
 pub struct Reply {
     pub status: u16,
@@ -48,7 +53,7 @@ impl Reply {
         self.body["code"].as_str().unwrap_or_default()
     }
 
-    /// In a few words.
+    /// Returns a short description.
     pub fn brief(&self) -> String {
         let number = |name: &str| self.body[name].as_u64().or(self.body["claim"][name].as_u64());
         let sequence = number("sequence").map(|n| format!(" sequence {n}")).unwrap_or_default();
@@ -58,8 +63,8 @@ impl Reply {
     }
 }
 
-impl Node {
-    /// A core that has just started, under the name `core_id`.
+impl TestCore {
+    /// Starts a core with the id `core_id`.
     pub fn start(redis_url: &str, sql: &SqlStore, core_id: &str) -> Self {
         static METRICS: OnceLock<metrics::PrometheusHandle> = OnceLock::new();
         let metrics = METRICS.get_or_init(|| metrics::install().expect("one recorder")).clone();
@@ -67,67 +72,106 @@ impl Node {
         tokens.add(Caller::admin(), TOKEN);
         let engine = Engine::builder(sql.clone()).outbox_max(1000).archive_after(Duration::ZERO);
         let engine = Arc::new(engine.build(redis_url).expect("a Redis address"));
-        let authenticator = Authenticator::new(Credentials { tokens, edge_keys: Vec::new() });
+        let authenticator = Authenticator::new(Credentials { tokens, edge_keys: vec![edge_key()] });
         let state = AppState::new(&engine, authenticator, metrics.clone(), 1000);
         state.set_serving(true);
         let relay = OutboxRelay::new(&engine, core_id.to_owned());
-        let refresher = Mutex::new(Refresher::new(Arc::clone(&engine), metrics));
+        let run = CoreRun::new(core_id.to_owned()).expect("a number");
+        let this = ThisCore::starting(run, core_id.to_owned(), engine.refusals.clone());
+        let refresher = Mutex::new(Refresher::new(Arc::clone(&engine), metrics, this));
         Self { engine, relay, refresher, state, internal: OnceLock::new(), admin: OnceLock::new() }
     }
 
-    /// A call to the admin's listener.
+    /// Calls the admin listener.
     pub async fn admin(&self, method: Method, path: &str, body: Option<Value>) -> Reply {
         call(self.admin.get_or_init(|| admin_router(self.state.clone())), method, path, body).await
     }
 
-    /// A call to the other one.
+    /// Adds a file of codes.
+    pub async fn add_codes(&self, id: &str, file: String) -> Reply {
+        let request = Request::post(format!("/admin/v1/campaigns/{id}/codes"))
+            .header(AUTHORIZATION, format!("Bearer {TOKEN}"))
+            .header(CONTENT_TYPE, "text/csv")
+            .header(CONTENT_LENGTH, file.len());
+        let request = request.body(Body::from(file)).expect("a request");
+        answer(self.admin.get_or_init(|| admin_router(self.state.clone())), request).await
+    }
+
+    /// Calls the internal listener.
     pub async fn internal(&self, method: Method, path: &str, body: Option<Value>) -> Reply {
         call(self.internal.get_or_init(|| internal_router(self.state.clone())), method, path, body).await
     }
 
-    /// What core does every second: reads the campaigns from SQL.
+    /// Sends a claim that the edge has signed for `user`, to whom it was shown no pass.
+    pub async fn claim_by_edge(&self, user: &str, key: &str, body: &Value) -> Reply {
+        let (body, now) = (body.to_string(), claimgate_core::clock::now());
+        let signed = SignedParts {
+            method: "POST",
+            path_and_query: CLAIMS,
+            content_type: "application/json",
+            body: BodyHash::of(body.as_bytes()),
+            user,
+            client_ip: "",
+            idempotency_key: key,
+            attempt: Attempt::Unknown,
+            user_ids: "",
+            pass: "",
+        };
+        let request = Request::post(CLAIMS)
+            .header(CONTENT_TYPE, signed.content_type)
+            .header(signature::KEY_HEADER, edge_key().kid)
+            .header(signature::TIMESTAMP_HEADER, now.as_ms())
+            .header(signature::USER_HEADER, user)
+            .header(signature::CONTENT_SHA256_HEADER, signed.body.to_string())
+            .header(signature::IDEMPOTENCY_KEY_HEADER, key)
+            .header(signature::SIGNATURE_HEADER, signed.sign(&edge_key(), now));
+        let request = request.body(Body::from(body)).expect("a request");
+        answer(self.internal.get_or_init(|| internal_router(self.state.clone())), request).await
+    }
+
+    /// Reads the campaigns from SQL, as core does every second.
     pub async fn refresh(&self) -> String {
         format!("{:?}", self.refresher.lock().await.refresh().await)
     }
 
-    /// What core does every second, and at once for a campaign that is not ready.
+    /// Maintains a campaign, as core does every second, and at once if the campaign is not ready.
     pub async fn maintain(&self, id: &CampaignId) -> String {
         let recovery = &self.engine.recovery;
         if let Err(error) = recovery.drop_evicted().await {
             return format!("{error:?}");
         }
-        match self.engine.handle(id).await {
+        match self.engine.campaigns.find(id).await {
             Ok(handle) => format!("{:?}", recovery.maintain(&handle).await),
             Err(error) => format!("{error:?}"),
         }
     }
 
-    /// One round of the relay; what any core has left lying counts as left behind.
+    /// Runs one round of the relay, which takes over the entries of all other cores.
     pub async fn relay(&self) -> String {
         format!("{:?}", self.relay.round(Duration::ZERO).await)
     }
 
-    /// One round of the relay that leaves alone what another core has in hand.
+    /// Runs one round of the relay without taking over entries of other cores.
     pub async fn relay_beside_others(&self) -> String {
         format!("{:?}", self.relay.round(Duration::from_hours(1)).await)
     }
 
-    /// Whether this core answers for the campaign from SQL: evicted ones it reads when it is asked.
+    /// Returns whether this core answers for the campaign from SQL; it reads evicted campaigns on demand.
     pub fn has_evicted(&self, id: &CampaignId) -> bool {
         self.engine.registry.get(id).is_none_or(|handle| handle.campaign().evicted.is_some())
     }
 
-    /// Speaks to Redis on a new connection, if the old one has broken.
+    /// Opens a new connection to Redis if the old one is broken.
     pub async fn reconnect(&self) {
-        let redis = &self.engine.sync.redis;
-        if redis.ping().await.is_err() {
-            redis.ping().await.expect("Redis answers on a new connection");
+        let redis = &self.engine.stores.redis;
+        if redis.probe().await.outcome.is_err() {
+            redis.probe().await.outcome.expect("Redis answers on a new connection");
         }
     }
 
-    /// What is remembered of being sold out, up to 100 ms old, is forgotten, as time does.
+    /// Drops the cached "sold out" state, which otherwise expires after 100 ms.
     pub fn forget(&self, id: &CampaignId) {
-        self.engine.batcher.invalidate(id);
+        self.engine.claims.batcher.invalidate(id);
     }
 }
 
@@ -138,8 +182,16 @@ async fn call(router: &Router, method: Method, path: &str, body: Option<Value>) 
         Some(body) => request.header(CONTENT_TYPE, "application/json").body(Body::from(body.to_string())),
         None => request.body(Body::empty()),
     };
-    let response = TowerToHyperService::new(router.clone()).call(request.expect("a request")).await;
-    let response = response.expect("routes do not fail");
+    answer(router, request.expect("a request")).await
+}
+
+fn edge_key() -> NamedKey {
+    EDGE_KEY.parse().expect("a key")
+}
+
+async fn answer(router: &Router, request: Request<Body>) -> Reply {
+    let response = TowerToHyperService::new(router.clone()).call(request).await;
+    let response = response.expect("an infallible route");
     let status = response.status().as_u16();
     let bytes = response.into_body().collect().await.expect("a body").to_bytes();
     Reply { status, body: serde_json::from_slice(&bytes).unwrap_or(Value::Null) }

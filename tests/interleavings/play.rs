@@ -1,5 +1,6 @@
-//! One schedule's campaign, its two cores, and the callers' side of both.
+//! One schedule's campaign, with its two cores and their callers.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -8,37 +9,42 @@ use axum::http::Method;
 use claimgate_shared::{CampaignId, ClaimRequest};
 use serde_json::{Value, json};
 use support::inspect::key;
+use support::wait::holds;
+use support::{SOON, eventually};
 
 use super::initial_state::InitialState;
-use super::node::{Node, Reply};
-use super::told::{Acknowledged, Told};
+use super::node::{Reply, TestCore};
+use super::told::{Acknowledged, AnswerLog};
 use super::track::Log;
 use super::world::World;
 
 pub const NAMES: [&str; 2] = ["A", "B"];
 
-/// One campaign and who plays with it.
-pub struct Play<'w> {
+/// A campaign and its callers.
+pub struct ScheduleRun<'w> {
     pub world: &'w World,
     pub id: String,
-    pub told: Told,
+    pub answers: AnswerLog,
     pub log: Log,
     users: AtomicUsize,
-    /// Users whose claims a replica has that is behind; `None` before there is one.
+    /// Users whose claims the stale replica has; unset before it exists.
     behind: OnceLock<BTreeSet<String>>,
     has_failed_over: AtomicBool,
-    /// Whether an older copy of the database comes back.
+    /// Whether the database is replaced by an older copy.
     pub forgets: bool,
+    /// Whether the campaign has codes.
+    pub codes: bool,
 }
 
-impl<'w> Play<'w> {
-    pub fn new(world: &'w World, forgets: bool) -> Self {
+impl<'w> ScheduleRun<'w> {
+    pub fn new(world: &'w World, forgets: bool, codes: bool) -> Self {
         Self {
             forgets,
+            codes,
             has_failed_over: AtomicBool::new(false),
             world,
             id: world.new_id(),
-            told: Told::default(),
+            answers: AnswerLog::default(),
             log: Log::default(),
             users: AtomicUsize::new(0),
             behind: OnceLock::new(),
@@ -49,12 +55,50 @@ impl<'w> Play<'w> {
         self.id.parse().expect("an id")
     }
 
-    /// A user who has not asked before.
+    /// Returns the campaign's version in this state: adding codes and raising the total make two more, ending the holds
+    /// of the first claims a third, and adding more codes a fourth.
+    pub fn version(&self, initial: InitialState) -> u64 {
+        let of_codes = match initial {
+            InitialState::Absent => 0,
+            InitialState::Over | InitialState::Evicted => 2,
+            InitialState::CodePending => 4,
+            _ => 3,
+        };
+        initial.version() + if self.codes { of_codes } else { 0 }
+    }
+
+    /// Repeats a call at `node` until it succeeds. On a machine that stands still, a store answers too late: the call gets
+    /// 503, and the campaign may have to be loaded again.
+    pub async fn settled(&self, node: &TestCore, call: impl AsyncFn() -> Reply) {
+        let is_repeated = Cell::new(false);
+        eventually(SOON, || async {
+            let reply = call().await;
+            // The call before may have changed the campaign, although its answer was 503.
+            let is_done = is_repeated.replace(true) && reply.code() == "version_conflict";
+            assert!(is_done || [200, 201, 503].contains(&reply.status), "{}: {}", reply.status, reply.body);
+            if reply.status == 503 {
+                node.maintain(&self.campaign_id()).await;
+            }
+            holds(reply.status != 503, || reply.body.to_string())
+        })
+        .await;
+    }
+
+    /// Repeats a call as long as a store answers too late; returns the first other answer.
+    pub async fn until_in_time(&self, call: impl AsyncFn() -> Reply) -> Reply {
+        eventually(SOON, || async {
+            let reply = call().await;
+            holds(reply.code() != "unavailable", || reply.body.to_string()).map(|()| reply)
+        })
+        .await
+    }
+
+    /// Returns a user who has not claimed before.
     pub fn new_user(&self) -> String {
         format!("new{}", self.users.fetch_add(1, Relaxed))
     }
 
-    /// The id of the claim that `user` makes.
+    /// Returns the id of the claim of `user`.
     pub fn claim_id(&self, user: &str) -> String {
         let request = ClaimRequest {
             campaign_id: self.campaign_id(),
@@ -65,107 +109,177 @@ impl<'w> Play<'w> {
         request.claim_id().to_string()
     }
 
-    /// One unit for `user`, at a core.
-    pub async fn claim(&self, node: &Node, user: &str) -> Reply {
-        self.told.asked_to_claim(user);
+    /// Claims one unit for `user` at a core.
+    pub async fn claim(&self, node: &TestCore, user: &str) -> Reply {
+        self.answers.claim_sent(user);
         let body = json!({"campaign_id": self.id, "user_id": user, "idempotency_key": "k"});
         let reply = node.internal(Method::POST, "/internal/v1/claims", Some(body)).await;
-        self.told.claim(user, &reply);
+        self.answers.claim(user, &reply);
         reply
     }
 
-    /// `confirm` or `return` for the claim of `user`.
-    pub async fn transition(&self, node: &Node, user: &str, what: &str) -> Reply {
+    /// Requires passes from now on; then visitors without one claim at both cores.
+    pub async fn require_pass(&self, node: &TestCore, version: u64) -> String {
+        let required = self.patch(node, json!({"pass": {"required": "always"}}), version).await;
+        let mut said = required.brief();
+        if required.status == 200 {
+            for at in 0..NAMES.len() {
+                let visit = self.visit_without_pass(&self.world.node(at), &self.new_user()).await;
+                said = format!("{said}, then a visitor without a pass gets {}", visit.brief());
+            }
+        }
+        said
+    }
+
+    /// Claims one unit for `user`, as an edge does that was shown no pass.
+    pub async fn visit_without_pass(&self, node: &TestCore, user: &str) -> Reply {
+        self.answers.claim_sent(user);
+        let body = json!({"campaign_id": self.id, "user_id": user, "idempotency_key": "k"});
+        let reply = node.claim_by_edge(user, "k", &body).await;
+        self.answers.claim(user, &reply);
+        reply
+    }
+
+    /// Sends `confirm` or `return` for the claim of `user`.
+    pub async fn transition(&self, node: &TestCore, user: &str, what: &str) -> Reply {
         let id = self.claim_id(user);
         let is_return = what == "return";
         if is_return {
-            self.told.asked_to_return(&id);
+            self.answers.return_sent(&id);
         }
         let reply = node.internal(Method::POST, &format!("/internal/v1/claims/{id}/{what}"), None).await;
-        self.told.transition(&id, is_return, &reply);
+        self.answers.transition(&id, is_return, &reply);
         reply
+    }
+
+    /// Creates the campaign with these limits and holds, with as many codes as units if it has codes.
+    pub async fn open(&self, node: &TestCore, total: u32, per_user: u32, hold_s: Option<u32>) {
+        let first = if self.codes { 0 } else { total };
+        self.settled(node, async || self.create(node, first, per_user, hold_s).await).await;
+        if self.codes {
+            self.settled(node, async || self.add_codes(node, 0..total).await).await;
+            self.settled(node, async || self.patch(node, json!({"limits": {"total": total}}), 2).await).await;
+        }
+    }
+
+    /// Adds the codes of these numbers.
+    pub async fn add_codes(&self, node: &TestCore, numbers: std::ops::Range<u32>) -> Reply {
+        let codes: Vec<_> = numbers.map(|number| format!("C{number}")).collect();
+        node.add_codes(&self.id, codes.join("\n")).await
+    }
+
+    /// Adds codes, always the same.
+    pub async fn upload(&self, node: &TestCore) -> Reply {
+        self.add_codes(node, 100..104).await
+    }
+
+    /// Looks up every claim that was acknowledged, at B, and records its codes.
+    pub async fn look_at_codes(&self, nodes: &[TestCore; 2]) {
+        if !self.codes {
+            return;
+        }
+        for claim in self.answers.get().claims.into_values() {
+            self.codes_of(&nodes[1], &claim.id).await;
+        }
+    }
+
+    /// Returns the codes of a claim as its owner sees them, and records them; `None` without an answer.
+    pub async fn codes_of(&self, node: &TestCore, id: &str) -> Option<Vec<String>> {
+        let reply = node.internal(Method::GET, &format!("/internal/v1/claims/{id}"), None).await;
+        let codes: Vec<String> = serde_json::from_value(reply.body["claim"]["codes"].clone()).ok()?;
+        if !codes.is_empty() {
+            self.answers.codes_shown(id, &codes);
+        }
+        Some(codes)
     }
 
     /// Creates the campaign with these limits and holds.
-    pub async fn create(&self, node: &Node, total: u32, per_user: u32, hold_seconds: Option<u32>) -> Reply {
-        self.told.asked_for_total(total.into());
+    pub async fn create(
+        &self,
+        node: &TestCore,
+        total: u32,
+        per_user: u32,
+        hold_seconds: Option<u32>,
+    ) -> Reply {
+        self.answers.total_requested(total.into());
         let body = json!({
             "id": self.id, "name": "a schedule", "starts_at": "2020-01-01T00:00:00Z", "hold_seconds": hold_seconds,
-            "limits": {"total": total, "per_user": per_user, "per_user_per_day": per_user},
+            "limits": {"total": total, "per_user": per_user, "per_user_per_day": per_user}, "codes": self.codes,
         });
         let reply = node.admin(Method::POST, "/admin/v1/campaigns", Some(body)).await;
-        self.told.rules(&reply);
+        self.answers.rules(&reply);
         reply
     }
 
-    /// Changes the campaign from `version` on.
-    pub async fn patch(&self, node: &Node, mut change: Value, version: u64) -> Reply {
+    /// Changes the campaign at `version`.
+    pub async fn patch(&self, node: &TestCore, mut change: Value, version: u64) -> Reply {
         change["version"] = version.into();
-        self.told.asked_for_total(change["limits"]["total"].as_u64().unwrap_or(0));
+        self.answers.total_requested(change["limits"]["total"].as_u64().unwrap_or(0));
         let reply =
             node.admin(Method::PATCH, &format!("/admin/v1/campaigns/{}", self.id), Some(change)).await;
-        self.told.rules(&reply);
+        self.answers.rules(&reply);
         reply
     }
 
-    /// Adds two units, always under the same key.
-    pub async fn add(&self, node: &Node) -> Reply {
-        self.told.asked_to_add(2);
+    /// Adds two units, always with the same key.
+    pub async fn add(&self, node: &TestCore) -> Reply {
+        self.answers.addition_sent(2);
         let body = json!({"units": 2, "idempotency_key": "more"});
         let reply =
             node.admin(Method::POST, &format!("/admin/v1/campaigns/{}/add", self.id), Some(body)).await;
-        self.told.rules(&reply);
-        self.told.added(&reply);
+        self.answers.rules(&reply);
+        self.answers.added(&reply);
         reply
     }
 
-    /// `pause` or `end`.
-    pub async fn set_admin_state(&self, node: &Node, what: &str) -> Reply {
+    /// Sends `pause` or `end`.
+    pub async fn set_admin_state(&self, node: &TestCore, what: &str) -> Reply {
         let reply = node.admin(Method::POST, &format!("/admin/v1/campaigns/{}/{what}", self.id), None).await;
-        self.told.rules(&reply);
+        self.answers.rules(&reply);
         reply
     }
 
-    /// Has a core repair what differs between Redis and SQL; what it says to have done.
-    pub async fn repair(&self, node: &Node) -> String {
+    /// Makes a core repair differences between Redis and SQL; returns the reported repairs.
+    pub async fn repair(&self, node: &TestCore) -> String {
         let path = format!("/admin/v1/campaigns/{}/reconciliation", self.id);
         let reply = node.admin(Method::POST, &path, None).await;
         format!("{} {}", reply.status, reply.body["repairs"])
     }
 
-    /// The campaign as a core shows it to admins.
-    pub async fn view(&self, node: &Node) -> Reply {
+    /// Returns the campaign as a core shows it to admins.
+    pub async fn view(&self, node: &TestCore) -> Reply {
         node.admin(Method::GET, &format!("/admin/v1/campaigns/{}", self.id), None).await
     }
 
-    /// The names of the campaign's five keys.
-    pub fn keys(&self) -> [String; 5] {
-        ["campaign", "users", "claims", "holds", "outbox"].map(|what| key(&self.id, what))
+    /// Returns the names of the campaign's keys.
+    pub fn keys(&self) -> Vec<String> {
+        let names = ["campaign", "users", "claims", "holds", "outbox"].into_iter();
+        names.chain(self.codes.then_some("codes")).map(|what| key(&self.id, what)).collect()
     }
 
-    /// How many of them Redis has.
-    pub async fn keys_there(&self) -> u64 {
+    /// Returns the number of these keys in Redis.
+    pub async fn keys_in_redis(&self) -> u64 {
         let mut there = 0;
         for key in self.keys() {
-            // -2: not there. At 0 and above it goes by itself: a suspender's stub.
+            // -2 means that the key is missing; 0 or more means a suspension's stub, which expires.
             there += u64::from(self.world.redis.query::<i64>(&["PTTL", &key]).await == -1);
         }
         there
     }
 
-    /// Whether the campaign is suspended, loading or open in Redis.
+    /// Returns the phase of the campaign in Redis: suspended, loading or open.
     pub async fn phase(&self) -> String {
         let phase: Option<String> =
             self.world.redis.query(&["HGET", &key(&self.id, "campaign"), "phase"]).await;
         phase.unwrap_or_default()
     }
 
-    /// Lets every lease on the campaign run out; whether there was any.
+    /// Expires all leases on the campaign; returns whether there were any.
     pub async fn expire_leases(&self) -> bool {
         self.on_leases("DEL").await
     }
 
-    /// Whether any core has a lease on the campaign.
+    /// Returns whether any core has a lease on the campaign.
     pub async fn has_leases(&self) -> bool {
         self.on_leases("EXISTS").await
     }
@@ -175,24 +289,24 @@ impl<'w> Play<'w> {
         self.world.redis.query::<u64>(&[command, &lease]).await > 0
     }
 
-    /// Redis loses the campaign. What SQL has not heard of by then is gone, as nothing else was promised.
+    /// Deletes the campaign from Redis. Claims that SQL does not have by then are lost, as permitted.
     pub async fn lose_keys(&self) {
-        self.lose_all_but(&BTreeSet::new()).await;
+        self.lose_all_except(&BTreeSet::new()).await;
         let keys = self.keys();
         let words: Vec<&str> = std::iter::once("UNLINK").chain(keys.iter().map(String::as_str)).collect();
         self.world.redis.query::<u64>(&words).await;
     }
 
-    /// No promise covers claims any more of which SQL has not heard, but for those of `kept`.
-    async fn lose_all_but(&self, kept: &BTreeSet<String>) {
+    /// Lifts the guarantees for claims that SQL does not have, except those of `kept`.
+    async fn lose_all_except(&self, kept: &BTreeSet<String>) {
         let rows = self.world.sql.claims(&self.id).await;
-        let told = self.told.get();
+        let answers = self.answers.get();
         let in_sql = |id: &String, sequence: u64| {
             rows.iter().any(|row| row.id == *id && row.sequence == sequence && row.status != "revoked")
         };
         let is_up_to_date = |id: &String| {
             let status = rows.iter().find(|row| row.id == *id).map_or("", |row| row.status.as_str());
-            told.transitions.get(id).is_none_or(|transitions| {
+            answers.transitions.get(id).is_none_or(|transitions| {
                 (!transitions.returned || status == "returned")
                     && (!transitions.confirmed || ["granted", "returned"].contains(&status))
             })
@@ -200,51 +314,51 @@ impl<'w> Play<'w> {
         let is_lost = |user: &String, claim: &Acknowledged| {
             !(kept.contains(user) || in_sql(&claim.id, claim.sequence)) || !is_up_to_date(&claim.id)
         };
-        let lost = told.claims.iter().filter(|(user, claim)| is_lost(user, claim));
-        self.told.lost(lost.map(|(_, claim)| claim.id.clone()));
+        let lost = answers.claims.iter().filter(|(user, claim)| is_lost(user, claim));
+        self.answers.lost(lost.map(|(_, claim)| claim.id.clone()));
     }
 
-    /// A copy of the database as it is by now, if some protocol is to bring it back.
-    pub async fn leave_a_database_behind(&self) {
+    /// Copies the database if a protocol will restore the copy.
+    pub async fn copy_database(&self) {
         if self.forgets {
             self.world.sql.copy_tables().await;
         }
     }
 
-    /// The copy of the database takes its place. No promise covers what Redis does not have either, or what is about to be
-    /// replaced there by what SQL had.
+    /// Restores the copy of the database. Lifts the guarantees for data that Redis does not have either, and
+    /// for data that Redis is about to replace from SQL.
     pub async fn forget(&self) {
         let epoch = self.world.sql.numbers("SELECT epoch FROM campaigns WHERE id = $1", &self.id).await;
         let state = self.world.redis.state(&self.id).await;
         let in_redis = state.and_then(|state| i64::try_from(*state.get("epoch")?).ok());
         let is_being_loaded = epoch.and_then(|epoch| epoch[0]) > in_redis;
-        self.world.sql.bring_tables_back().await;
-        if self.keys_there().await < 5 || is_being_loaded {
-            self.lose_all_but(&BTreeSet::new()).await;
+        self.world.sql.restore_tables().await;
+        if self.keys_in_redis().await < self.keys().len() as u64 || is_being_loaded {
+            self.lose_all_except(&BTreeSet::new()).await;
             let version =
                 self.world.sql.numbers("SELECT version FROM campaigns WHERE id = $1", &self.id).await;
-            self.told.forgotten(version.and_then(|version| u64::try_from(version[0]?).ok()).unwrap_or(0));
+            self.answers.forgotten(version.and_then(|version| u64::try_from(version[0]?).ok()).unwrap_or(0));
         } else if let Some(kept) = self.behind.get()
             && self.has_failed_over.load(Relaxed)
         {
-            self.lose_all_but(kept).await;
+            self.lose_all_except(kept).await;
         }
     }
 
-    /// A replica that has what Redis has by now, and gets nothing more.
-    pub async fn leave_a_replica_behind(&self) {
+    /// Copies the campaign's current keys as a replica that gets no more updates.
+    pub async fn copy_to_stale_replica(&self) {
         for key in self.keys() {
             self.world.redis.query::<u64>(&["COPY", &key, &behind(&key)]).await;
         }
-        let users = self.told.get().claims.into_keys().collect();
+        let users = self.answers.get().claims.into_keys().collect();
         self.behind.set(users).expect("one replica is behind");
     }
 
-    /// The replica that is behind, if there is one, becomes the primary.
+    /// Promotes the stale replica if there is one.
     pub async fn fail_over(&self) {
         if let Some(kept) = self.behind.get() {
             self.has_failed_over.store(true, Relaxed);
-            self.lose_all_but(kept).await;
+            self.lose_all_except(kept).await;
             for key in self.keys() {
                 self.world.redis.query::<u64>(&["COPY", &behind(&key), &key, "REPLACE"]).await;
             }
@@ -252,7 +366,8 @@ impl<'w> Play<'w> {
         self.promote().await;
     }
 
-    /// The same. What has left Redis stays away: an eviction waits for a replica, too.
+    /// Promotes the stale replica, but keeps evicted campaigns out of Redis, because an eviction also waits
+    /// for a replica.
     pub async fn fail_over_unless_evicted(&self, initial: InitialState) {
         if [InitialState::Over, InitialState::Evicted].contains(&initial) {
             self.promote().await;
@@ -261,8 +376,8 @@ impl<'w> Play<'w> {
         }
     }
 
-    /// The server becomes a replica and a primary again, with all that it has. All connections end, as they do with the
-    /// server that a promoted one replaces.
+    /// Demotes and promotes the server with all its data. All connections close, as in a promotion of a
+    /// different server.
     pub async fn promote(&self) {
         let redis = &self.world.redis;
         redis.query::<()>(&["REPLICAOF", "127.0.0.1", "1"]).await;
@@ -270,13 +385,13 @@ impl<'w> Play<'w> {
         redis.query::<u64>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
     }
 
-    /// While both protocols stand still: two callers who have not asked before, one at each core, who ask again at
-    /// the other if they win; and one who gives a claim
-    /// back, if the campaign is in Redis. An evicted one would come back for it, in the midst of what stands still.
-    pub async fn callers(&self, nodes: &[Node; 2], initial: InitialState) {
+    /// Sends calls while both protocols are stopped. A new caller at each core claims and, if successful,
+    /// retries at the other core. If the campaign is in Redis, another caller returns a claim; for an evicted
+    /// campaign that would trigger a load in between.
+    pub async fn callers(&self, nodes: &[TestCore; 2], initial: InitialState) {
         if initial.is_in_redis() {
             let reply = self.transition(&nodes[1], "u5", "return").await;
-            self.log.add(format!("    u5 gives back at B: {}", reply.brief()));
+            self.log.add(format!("    u5 returns at B: {}", reply.brief()));
         }
         for at in 0..nodes.len() {
             let user = self.new_user();
@@ -284,13 +399,13 @@ impl<'w> Play<'w> {
             self.log.add(format!("    {user} claims at {}: {}", NAMES[at], reply.brief()));
             if reply.status == 201 {
                 let again = self.claim(&nodes[1 - at], &user).await;
-                self.log.add(format!("    {user} asks again at {}: {}", NAMES[1 - at], again.brief()));
+                self.log.add(format!("    {user} retries at {}: {}", NAMES[1 - at], again.brief()));
             }
         }
     }
 }
 
-/// The name under which the replica that is behind has its copy of a key.
+/// Returns the name of the stale replica's copy of a key.
 fn behind(key: &str) -> String {
     format!("behind:{key}")
 }

@@ -1,59 +1,67 @@
-//! What a core may be at when it is held up, or dies.
+//! The protocols: units of work during which a core may be stopped or die.
 
 use serde_json::json;
 
 use super::initial_state::InitialState;
-use super::node::Node;
-use super::play::Play;
+use super::node::TestCore;
+use super::play::ScheduleRun;
 
-/// One piece of work of one core, or of what is around it.
+/// One unit of work of a core or its environment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
     /// An admin creates the campaign.
     Create,
-    /// The recovery makes it ready.
+    /// The recovery makes the campaign ready.
     EnsureReady,
-    /// The same, of a campaign that is over: it is evicted.
+    /// The recovery evicts an ended campaign.
     Evict,
-    /// An admin gives it a future again.
+    /// An admin reopens the campaign.
     Reopen,
-    /// An admin raises or lowers its total, pauses it, or ends it.
+    /// An admin raises or lowers the total, or pauses or ends the campaign.
     Raise,
     Lower,
     Pause,
     End,
+    /// An admin requires passes, and visitors without one claim at both cores.
+    RequirePass,
     /// An admin adds units.
     Add,
-    /// The relay's round.
+    /// An admin adds codes.
+    Upload,
+    /// A core gives codes to claims granted before their codes were added.
+    GiveCodes,
+    /// One round of the relay.
     Relay,
-    /// A caller gives a claim back, and the same core relays that.
+    /// A caller returns a claim, and the same core relays the return.
     ReturnAndRelay,
-    /// Callers take all that is left, the same core relays that, and a replica that lacks what was decided last takes the place
-    /// of its server, from which a core loads the campaign.
+    /// Callers claim all remaining units, and the same core relays these claims. Then a replica without the
+    /// latest decisions replaces the server, and a core loads the campaign.
     Overtake,
-    /// The same, where SQL refuses what it brings: it suspends the campaign, and the recovery takes it from there.
+    /// The relay writes entries that SQL refuses, and therefore suspends the campaign. The recovery continues
+    /// from this state.
     Suspend,
-    /// The read of SQL every second.
+    /// A core reads changes from SQL, as every core does once a second.
     Refresh,
-    /// A caller confirms a claim that is held.
+    /// A caller confirms a held claim.
     Confirm,
-    /// A caller gives a claim back.
+    /// A caller returns a claim.
     Return,
-    /// An admin has the difference between Redis and SQL repaired.
+    /// An admin repairs the differences between Redis and SQL.
     Repair,
-    /// Three callers, one after another.
+    /// Three callers claim, one after another.
     Claims,
     /// Redis loses the campaign's keys.
     KeyLoss,
-    /// The server is promoted, with all that was acknowledged.
+    /// A server with all acknowledged data is promoted.
     Promote,
-    /// A replica that lacks what was decided last takes its place, and a core that has not heard of that serves a caller.
+    /// A replica without the latest decisions replaces the server, and a core that has not noticed the
+    /// failover serves a caller.
     FailOver,
-    /// An older copy of the database takes its place, and both cores do what they do by themselves then.
+    /// An older copy of the database replaces it, and both cores do their background work.
     Forget,
 }
 
-pub const PROTOCOLS: [(Protocol, &str); 22] = [
+pub const PROTOCOLS: [(Protocol, &str); 25] = [
     (Protocol::Create, "create"),
     (Protocol::EnsureReady, "ensure-ready"),
     (Protocol::Evict, "evict"),
@@ -62,7 +70,10 @@ pub const PROTOCOLS: [(Protocol, &str); 22] = [
     (Protocol::Lower, "lower"),
     (Protocol::Pause, "pause"),
     (Protocol::End, "end"),
+    (Protocol::RequirePass, "require-pass"),
     (Protocol::Add, "add"),
+    (Protocol::Upload, "upload"),
+    (Protocol::GiveCodes, "give-codes"),
     (Protocol::Relay, "relay"),
     (Protocol::ReturnAndRelay, "return-and-relay"),
     (Protocol::Overtake, "overtake"),
@@ -78,12 +89,23 @@ pub const PROTOCOLS: [(Protocol, &str); 22] = [
     (Protocol::Forget, "forget"),
 ];
 
+/// Whether a protocol is played on campaigns with codes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Codes {
+    /// Only on these.
+    Needed,
+    /// On both kinds of campaigns.
+    Played,
+    /// Only on campaigns without codes.
+    NotPlayed,
+}
+
 impl Protocol {
     pub fn name(self) -> &'static str {
         PROTOCOLS.into_iter().find(|(protocol, _)| *protocol == self).expect("all are listed").1
     }
 
-    /// Where it has something to do.
+    /// Returns the initial states in which the protocol has something to do.
     pub fn initial_states(self) -> &'static [InitialState] {
         match self {
             Self::Create => &[InitialState::Absent],
@@ -94,31 +116,38 @@ impl Protocol {
             Self::Reopen => &[InitialState::Over, InitialState::Evicted],
             Self::Pause | Self::End | Self::Return => &[InitialState::Live, InitialState::Evicted],
             Self::Raise | Self::Lower | Self::Add | Self::Relay | Self::Refresh => &[InitialState::Live],
-            Self::ReturnAndRelay | Self::Overtake => &[InitialState::Live],
+            Self::Upload => &[InitialState::Live, InitialState::Evicted],
+            Self::GiveCodes => &[InitialState::CodePending],
+            Self::ReturnAndRelay | Self::Overtake | Self::RequirePass => &[InitialState::Live],
             Self::Confirm | Self::Claims | Self::KeyLoss => &[InitialState::Live],
             Self::Promote | Self::FailOver => &[InitialState::Live],
             Self::Forget => &[InitialState::Live, InitialState::Over, InitialState::Evicted],
         }
     }
 
-    /// Whether it decides what Redis holds of the campaign as a whole.
+    /// Returns whether the protocol rewrites the whole campaign in Redis.
     pub fn rewrites(self) -> bool {
         match self {
             Self::Create | Self::EnsureReady | Self::Evict | Self::Reopen | Self::Suspend | Self::Repair => {
                 true
             }
-            Self::Raise | Self::Lower | Self::Add | Self::Pause | Self::End => false,
+            Self::Raise | Self::Lower | Self::Add | Self::Pause | Self::End | Self::RequirePass => false,
+            Self::Upload | Self::GiveCodes => false,
             Self::Relay | Self::ReturnAndRelay | Self::Overtake | Self::Refresh => false,
             Self::Confirm | Self::Return | Self::Claims => false,
             Self::KeyLoss | Self::Promote | Self::FailOver | Self::Forget => false,
         }
     }
 
-    /// Whether a protocol shows more beside `other` than those of which it is made, or which it resembles: `raise`, `return`,
-    /// `claims`, `relay` and `fail-over` are played beside everything.
-    pub fn meets(self, other: Self) -> bool {
+    /// Returns whether the protocol is played beside `other`. Composed protocols, and protocols that resemble
+    /// a different one, are played only beside their parts; `raise`, `return`, `claims`, `relay` and
+    /// `fail-over` are played beside everything.
+    pub fn is_played_beside(self, other: Self) -> bool {
         match self {
             Self::Add => [Self::Add, Self::Forget].contains(&other),
+            Self::RequirePass => {
+                [Self::RequirePass, Self::Pause, Self::Forget, Self::FailOver].contains(&other)
+            }
             Self::ReturnAndRelay | Self::Overtake => {
                 [Self::ReturnAndRelay, Self::Overtake, Self::Relay, Self::Forget].contains(&other)
             }
@@ -126,9 +155,19 @@ impl Protocol {
         }
     }
 
-    /// Does the work, at `node`; in a few words, what it came to.
-    pub async fn run(self, play: &Play<'_>, node: &Node, initial: InitialState) -> String {
-        let (version, total) = (initial.version(), initial.total());
+    /// Returns whether the protocol is also played on a campaign with codes, and whether it is played only there.
+    pub fn codes(self) -> Codes {
+        match self {
+            Self::Upload | Self::GiveCodes => Codes::Needed,
+            Self::Relay | Self::Repair | Self::EnsureReady | Self::Confirm | Self::Return => Codes::Played,
+            Self::Claims | Self::KeyLoss | Self::Forget | Self::Evict | Self::Reopen => Codes::Played,
+            _ => Codes::NotPlayed,
+        }
+    }
+
+    /// Does the work at `node`; returns a short description of the result.
+    pub async fn run(self, play: &ScheduleRun<'_>, node: &TestCore, initial: InitialState) -> String {
+        let (version, total) = (play.version(initial), initial.total());
         match self {
             Self::Create => play.create(node, total, 2, None).await.brief(),
             Self::EnsureReady | Self::Evict => node.maintain(&play.campaign_id()).await,
@@ -136,8 +175,11 @@ impl Protocol {
             Self::Raise => play.patch(node, json!({"limits": {"total": total + 2}}), version).await.brief(),
             Self::Lower => play.patch(node, json!({"limits": {"total": total - 1}}), version).await.brief(),
             Self::Add => play.add(node).await.brief(),
+            Self::Upload => play.upload(node).await.brief(),
+            Self::GiveCodes => format!("{:?}", node.engine.claims.give_pending_codes().await),
             Self::Pause => play.set_admin_state(node, "pause").await.brief(),
             Self::End => play.set_admin_state(node, "end").await.brief(),
+            Self::RequirePass => play.require_pass(node, version).await,
             Self::Relay => node.relay().await,
             Self::ReturnAndRelay => {
                 let returned = play.transition(node, "u2", "return").await.brief();
@@ -150,10 +192,7 @@ impl Protocol {
                 }
                 let said = said.brief();
                 let relayed = node.relay_beside_others().await;
-                play.fail_over_unless_evicted(initial).await;
-                let new = play.world.node(1);
-                new.refresh().await;
-                let maintained = new.maintain(&play.campaign_id()).await;
+                let (_, maintained) = fail_over(play, initial).await;
                 format!("{said}, then {relayed}; a replica takes over: {maintained}")
             }
             Self::Suspend => {
@@ -174,25 +213,31 @@ impl Protocol {
             }
             Self::KeyLoss => {
                 play.lose_keys().await;
-                "the keys are gone".to_owned()
+                "the keys are lost".to_owned()
             }
             Self::Forget => {
                 play.forget().await;
                 let refreshed = node.refresh().await;
-                format!("SQL has forgotten; {refreshed}, {}", node.maintain(&play.campaign_id()).await)
+                format!("SQL went back; {refreshed}, {}", node.maintain(&play.campaign_id()).await)
             }
             Self::Promote => {
                 play.promote().await;
                 "the server is promoted".to_owned()
             }
             Self::FailOver => {
-                play.fail_over_unless_evicted(initial).await;
-                let new = play.world.node(1);
-                new.refresh().await;
-                let maintained = new.maintain(&play.campaign_id()).await;
+                let (new, maintained) = fail_over(play, initial).await;
                 let said = play.claim(&new, &play.new_user()).await.brief();
-                format!("{maintained}, then a caller hears {said}")
+                format!("{maintained}, then a caller gets {said}")
             }
         }
     }
+}
+
+/// Promotes the stale replica, and starts a core that loads the campaign. Returns this core, and what its maintenance did.
+async fn fail_over(play: &ScheduleRun<'_>, initial: InitialState) -> (TestCore, String) {
+    play.fail_over_unless_evicted(initial).await;
+    let new = play.world.node(1);
+    new.refresh().await;
+    let maintained = new.maintain(&play.campaign_id()).await;
+    (new, maintained)
 }

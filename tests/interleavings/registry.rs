@@ -1,33 +1,36 @@
-//! Every step point in core's source, and those that no schedule can come to.
+//! Finds every step point in core's source, and lists those that no schedule can reach.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Step points that no protocol of the schedules comes to, each with the reason.
-const ELSEWHERE: [(&str, &str); 38] = [
-    ("redis:ping", "the health check, which changes nothing"),
-    ("redis:store_id", "asked at the start alone"),
-    ("redis:keep_store_id", "written at the start, and then again as it is"),
-    ("redis:keep_layout", "written at the start, where there is none"),
-    ("redis:layout", "asked at the start alone"),
-    ("redis:survey", "a look at campaigns at rest, which changes nothing"),
-    ("redis:keys_owner", "asked by `drop-foreign` alone; faults::registers does"),
-    ("redis:want_look", "asked by `drop-foreign` alone"),
-    ("redis:looks_wanted", "asked by the maintenance, which looks at these campaigns out of turn"),
-    ("redis:restore_group", "for an outbox that was tampered with; faults::jobs does"),
-    ("redis:sold_out", "asked in a task of the batcher's own"),
-    ("redis:lease.renew", "asked in a task of the lease's own"),
-    ("redis:user", "a look at one user's claims, which changes nothing"),
+/// Step points that no protocol reaches, each with the reason.
+const NOT_REACHED: &[(&str, &str)] = &[
+    ("redis:probe", "the health check, which changes nothing"),
+    ("redis:store_id", "read only at the start"),
+    ("redis:set_store_id_if_missing", "written at the start, then only with the same value"),
+    ("redis:keep_layout", "written only at the start, if missing or of the earlier layout"),
+    ("redis:layout", "read only at the start"),
+    ("redis:survey", "a check of idle campaigns, which changes nothing"),
+    ("redis:keys_owner", "used only by `drop-foreign`; tested by faults::registers"),
+    ("redis:request_check", "used only by `drop-foreign`"),
+    ("redis:requested_checks", "read by the maintenance, which checks these campaigns at once"),
+    ("redis:restore_group", "only for a damaged outbox; tested by faults::jobs"),
+    ("redis:sold_out", "called in a separate task of the batcher"),
+    ("redis:lease.renew", "called in a separate task of the lease"),
+    ("redis:user", "a read of one user's claims, which changes nothing"),
     ("sql:claims_of_user", "as above"),
     ("sql:taken_by_user", "as above"),
     ("sql:claims", "lists and exports, which change nothing"),
+    ("sql:codes_of", "as above"),
+    ("sql:codes_of.codes", "as above"),
+    ("sql:audit_codes_read", "records who read codes"),
     ("sql:campaigns", "lists of campaigns, which change nothing"),
-    ("sql:audit", "a list of changes, which changes nothing but the numbers of what it lists"),
+    ("sql:audit", "a list of changes, which only assigns numbers to them"),
     ("sql:last_audit", "as above, for the dashboard"),
     ("sql:feed", "reads of the feed, which change nothing"),
     ("sql:feed_end", "as above"),
-    ("sql:webhooks", "webhooks follow the feed, and change nothing of a claim; e2e::webhooks"),
+    ("sql:webhooks", "webhooks follow the feed and do not change claims; tested by e2e::webhooks"),
     ("sql:webhook", "as above"),
     ("sql:create_webhook", "as above"),
     ("sql:delete_webhook", "as above"),
@@ -38,15 +41,22 @@ const ELSEWHERE: [(&str, &str); 38] = [
     ("sql:release_webhooks", "as above"),
     ("sql:waiting_events", "as above"),
     ("sql:advance_webhook", "as above"),
-    ("sql:took_waiting", "as above"),
-    ("sql:put_off_waiting", "as above"),
-    ("sql:begin_import", "asked by an import alone; faults::import kills one"),
-    ("sql:import_claims", "asked by an import alone"),
-    ("sql:end_import", "asked by an import alone"),
-    ("sql:last_change", "asked at the start alone"),
+    ("sql:remove_delivered_event", "as above"),
+    ("sql:reschedule_event", "as above"),
+    ("sql:due_events", "as above"),
+    ("sql:next_event_due", "as above"),
+    ("sql:claims_with_waiting_events", "as above"),
+    ("sql:end_webhook_leases_of_core", "as above"),
+    ("sql:begin_import", "used only by an import; faults::import kills one"),
+    ("sql:import_claims", "used only by an import"),
+    ("sql:end_import", "used only by an import"),
+    ("sql:last_change", "read at the start, and in tests/interleavings/user_ids.rs"),
+    ("sql:set_user_ids", "reached in tests/interleavings/user_ids.rs, beside a reopening"),
+    ("sql:pin_user_ids", "as above"),
+    ("sql:restore_user_ids", "writes back what SQL has lost, unless another core has"),
 ];
 
-/// The names that stand in core's source but for those of [`ELSEWHERE`].
+/// Returns the step points in core's source except those of [`NOT_REACHED`].
 pub fn names() -> BTreeSet<String> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../core/src");
     let mut found = BTreeSet::new();
@@ -62,9 +72,9 @@ pub fn names() -> BTreeSet<String> {
             }
         }
     }
-    assert!(found.len() > 20, "core's source has its step points: {found:?}");
-    for (name, _) in ELSEWHERE {
-        assert!(found.remove(name), "{name} stands nowhere in core's source");
+    assert!(found.len() > 20, "core's source must contain its step points: {found:?}");
+    for &(name, _) in NOT_REACHED {
+        assert!(found.remove(name), "core's source has no {name}");
     }
     found
 }
@@ -83,11 +93,11 @@ fn files(directory: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Step points follow `debug_assertions` (core's `step.rs`), which no profile of a release may turn on. That the packaged
-/// binary has none is checked by `tests/packages.sh`.
+/// Step points depend on `debug_assertions` (core's `step.rs`), which no release profile may enable.
+/// `tests/packages.sh` checks the packaged binary.
 #[test]
-fn a_release_has_no_step_points() {
+fn no_profile_sets_debug_assertions() {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml");
     let manifest = fs::read_to_string(manifest).expect("the workspace's manifest");
-    assert!(!manifest.contains("debug-assertions"), "a profile changes them");
+    assert!(!manifest.contains("debug-assertions"), "a profile sets debug-assertions");
 }

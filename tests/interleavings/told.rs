@@ -1,64 +1,66 @@
-//! What callers were told: the one thing that a schedule is judged by.
+//! Records the callers' answers, on which the verdict about a schedule is based.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 
 use super::node::Reply;
 
-/// A claim that its caller was told to have.
+/// An acknowledged claim.
 #[derive(Debug, Clone)]
 pub struct Acknowledged {
     pub id: String,
     pub sequence: u64,
 }
 
-/// Confirmations and returns asked for, of one claim.
+/// The confirmations and returns of one claim.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Transitions {
-    /// Some caller was told that it is granted for good.
+    /// Whether an answer reported the claim as permanently granted.
     pub confirmed: bool,
-    /// Some caller was told that it is returned.
+    /// Whether an answer reported the claim as returned.
     pub returned: bool,
-    /// A return was asked for, whatever became of it.
+    /// Whether a return was sent, regardless of its outcome.
     pub return_asked: bool,
 }
 
-/// All that callers were told in one schedule.
+/// All answers to the callers of one schedule.
 #[derive(Debug, Default)]
-pub struct Told(Mutex<Inner>);
+pub struct AnswerLog(Mutex<Answers>);
 
 #[derive(Debug, Default, Clone)]
-pub struct Inner {
-    /// By user; each asks with one key.
+pub struct Answers {
+    /// The acknowledged claims by user; each user has one key.
     pub claims: BTreeMap<String, Acknowledged>,
-    /// Users whose claim's outcome is unknown: they ask again.
+    /// Users whose claim has an unknown outcome: they retry.
     pub unknown: BTreeSet<String>,
-    /// By the claim's id.
+    /// The transitions by claim id.
     pub transitions: BTreeMap<String, Transitions>,
-    /// The highest total that any admin has asked for.
+    /// The highest total that any admin requested.
     pub total_max: u64,
-    /// The highest version of the rules that an admin was told to be in force.
+    /// The highest version of the rules that was acknowledged to an admin.
     pub version: u64,
-    /// A creation was answered with success.
+    /// Whether a creation succeeded.
     pub created: bool,
-    /// Units that were asked to be added, whatever became of that.
+    /// Units of all requested additions, regardless of the outcome.
     pub units_asked: u64,
-    /// Units were added, by an answer with success.
+    /// Whether an addition was acknowledged.
     pub added: bool,
-    /// Ids of claims that no promise covers any more: Redis lost them before SQL had heard of them.
+    /// Ids of claims without a guarantee: Redis lost them before they reached SQL.
     pub lost: BTreeSet<String>,
-    /// Redis and SQL are of two histories: what Redis has granted may be revoked.
+    /// Whether Redis and SQL have different histories, so that Redis' grants may be revoked.
     pub forked: bool,
-    /// What must not have been answered.
+    /// The codes that owners have seen, by claim id.
+    pub codes: BTreeMap<String, Vec<String>>,
+    /// Answers that must not occur.
     pub wrong: Vec<String>,
 }
 
-impl Told {
-    pub fn get(&self) -> Inner {
+impl AnswerLog {
+    pub fn get(&self) -> Answers {
         self.0.lock().unwrap().clone()
     }
 
-    /// One of a user's many claims.
+    /// Records one of a user's many claims.
     pub fn one_of_many(&self, reply: &Reply) {
         let claim = &reply.body["claim"];
         let id = claim["id"].as_str().expect("an id").to_owned();
@@ -66,115 +68,135 @@ impl Told {
         self.0.lock().unwrap().claims.insert(id.clone(), Acknowledged { id, sequence });
     }
 
-    /// `user` has a claim of another history, in the same place as one of this.
+    /// Records that `user` has a claim of the other history with the same sequence number as a claim of this
+    /// history.
     pub fn forked(&self, user: &str, id: String, sequence: u64) {
-        let mut told = self.0.lock().unwrap();
-        told.claims.insert(user.to_owned(), Acknowledged { id, sequence });
-        told.forked = true;
+        let mut answers = self.0.lock().unwrap();
+        answers.claims.insert(user.to_owned(), Acknowledged { id, sequence });
+        answers.forked = true;
     }
 
-    /// An admin asks for this total.
-    pub fn asked_for_total(&self, total: u64) {
-        let mut told = self.0.lock().unwrap();
-        told.total_max = told.total_max.max(total);
+    /// Records that an admin requests this total.
+    pub fn total_requested(&self, total: u64) {
+        let mut answers = self.0.lock().unwrap();
+        answers.total_max = answers.total_max.max(total);
     }
 
-    /// An admin asks for more units.
-    pub fn asked_to_add(&self, units: u64) {
+    /// Records that an admin requests more units.
+    pub fn addition_sent(&self, units: u64) {
         self.0.lock().unwrap().units_asked = units;
     }
 
-    /// Of an addition.
+    /// Records the answer to an addition.
     pub fn added(&self, reply: &Reply) {
         self.0.lock().unwrap().added |= reply.status == 200;
     }
 
-    /// A claim is on its way: should its caller never hear of it, it is asked again.
-    pub fn asked_to_claim(&self, user: &str) {
+    /// Records that a claim was sent: without an answer its caller retries.
+    pub fn claim_sent(&self, user: &str) {
         self.0.lock().unwrap().unknown.insert(user.to_owned());
     }
 
-    /// Of a claim by `user`.
+    /// Records the answer to a claim by `user`.
     pub fn claim(&self, user: &str, reply: &Reply) {
-        let mut told = self.0.lock().unwrap();
+        let mut answers = self.0.lock().unwrap();
         match reply.status {
             200 | 201 => {
                 let claim = &reply.body["claim"];
                 let id = claim["id"].as_str().expect("an id").to_owned();
                 let sequence = claim["sequence"].as_u64().expect("a sequence");
                 let version = reply.body["version"].as_u64().expect("a version");
-                if reply.status == 201 && version < told.version {
+                if reply.status == 201 && version < answers.version {
                     let line = format!(
-                        "{user} was granted by version {version}, though version {} was said to be in force",
-                        told.version
+                        "{user} was granted under version {version} although version {} was reported in force",
+                        answers.version
                     );
-                    told.wrong.push(line);
+                    answers.wrong.push(line);
                 }
-                told.unknown.remove(user);
-                let before = told.claims.insert(user.to_owned(), Acknowledged { id: id.clone(), sequence });
+                answers.unknown.remove(user);
+                let before =
+                    answers.claims.insert(user.to_owned(), Acknowledged { id: id.clone(), sequence });
                 if let Some(before) = before
                     && before.sequence != sequence
-                    && !told.lost.contains(&id)
-                    && !told.forked
+                    && !answers.lost.contains(&id)
+                    && !answers.forked
                 {
-                    told.wrong
-                        .push(format!("{user} was told sequence {} and then {sequence}", before.sequence));
+                    answers
+                        .wrong
+                        .push(format!("{user} got sequence {} and then {sequence}", before.sequence));
                 }
             }
             403 | 409 | 422 => {
-                told.unknown.remove(user);
-                if told.claims.get(user).is_some_and(|claim| !told.lost.contains(&claim.id)) && !told.forked {
-                    told.wrong.push(format!("{user}, who has a claim, was told {}", reply.brief()));
+                answers.unknown.remove(user);
+                if answers.claims.get(user).is_some_and(|claim| !answers.lost.contains(&claim.id))
+                    && !answers.forked
+                {
+                    answers.wrong.push(format!("{user}, who has a claim, got {}", reply.brief()));
                 }
             }
-            404 => drop(told.unknown.remove(user)),
+            404 => drop(answers.unknown.remove(user)),
             503 => {}
-            other => told.wrong.push(format!("a claim of {user} was answered {other}: {}", reply.body)),
+            other => answers.wrong.push(format!("a claim of {user} got {other}: {}", reply.body)),
         }
     }
 
-    /// Of a confirmation or a return.
+    /// Records the answer to a confirmation or a return.
     pub fn transition(&self, id: &str, is_return: bool, reply: &Reply) {
-        let mut told = self.0.lock().unwrap();
-        let must_be_there =
-            told.claims.values().any(|claim| claim.id == id) && !told.lost.contains(id) && !told.forked;
-        let transitions = told.transitions.entry(id.to_owned()).or_default();
+        let mut answers = self.0.lock().unwrap();
+        let must_be_there = answers.claims.values().any(|claim| claim.id == id)
+            && !answers.lost.contains(id)
+            && !answers.forked;
+        let transitions = answers.transitions.entry(id.to_owned()).or_default();
         match (reply.status, reply.body["claim"]["status"].as_str()) {
             (200, Some("returned")) => transitions.returned = true,
             (200, Some("granted")) if !is_return => transitions.confirmed = true,
             (503 | 409, _) => {}
             (404, _) if !must_be_there => {}
             (status, _) => {
-                let line = format!("the transition of {id} was answered {status}: {}", reply.body);
-                told.wrong.push(line);
+                let line = format!("the transition of {id} got {status}: {}", reply.body);
+                answers.wrong.push(line);
             }
         }
     }
 
-    /// A return is on its way.
-    pub fn asked_to_return(&self, id: &str) {
+    /// Records the codes that a claim's owner has seen, which must never change.
+    pub fn codes_shown(&self, id: &str, codes: &[String]) {
+        let mut answers = self.0.lock().unwrap();
+        let before = answers.codes.insert(id.to_owned(), codes.to_vec());
+        if let Some(before) = before.filter(|before| before != codes)
+            && !answers.lost.contains(id)
+        {
+            answers.wrong.push(format!("{id} was shown {before:?} and then {codes:?}"));
+        }
+    }
+
+    /// Records that a return was sent.
+    pub fn return_sent(&self, id: &str) {
         self.0.lock().unwrap().transitions.entry(id.to_owned()).or_default().return_asked = true;
     }
 
-    /// Of a creation or a change of the rules.
+    /// Records the answer to a creation or a change of the rules.
     pub fn rules(&self, reply: &Reply) {
-        let mut told = self.0.lock().unwrap();
+        let mut answers = self.0.lock().unwrap();
         match reply.status {
             200 | 201 => {
-                told.created = true;
-                told.version = told.version.max(reply.body["version"].as_u64().expect("a version"));
+                answers.created = true;
+                answers.version = answers.version.max(reply.body["version"].as_u64().expect("a version"));
             }
             404 | 409 | 503 => {}
-            other => told.wrong.push(format!("a change of the rules was answered {other}: {}", reply.body)),
+            other => {
+                answers.wrong.push(format!("a change of the rules got {other}: {}", reply.body));
+            }
         }
     }
 
-    /// Only a core that knows later rules than `version` can bring them back.
+    /// Records that SQL went back to `version`. Only a core that has seen later rules can restore these
+    /// rules.
     pub fn forgotten(&self, version: u64) {
-        let mut told = self.0.lock().unwrap();
-        told.version = told.version.min(version);
-        told.created &= version > 0;
-        told.added = false;
+        let mut answers = self.0.lock().unwrap();
+        answers.version = answers.version.min(version);
+        answers.created &= version > 0;
+        answers.added = false;
     }
 
     pub fn lost(&self, ids: impl IntoIterator<Item = String>) {

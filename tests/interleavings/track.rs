@@ -1,4 +1,4 @@
-//! A protocol at work, which goes on only when, and as far as, the schedule says.
+//! A running protocol that the schedule starts and stops.
 
 use std::collections::BTreeSet;
 use std::future::poll_fn;
@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use claimgate_core::step::{SCHEDULED, Steps};
 
-/// A protocol that takes longer than this waits for something that does not come.
+/// A protocol that takes longer than this is stuck.
 const END_WITHIN: Duration = Duration::from_secs(10);
 
-/// Every step name that any protocol has come to.
+/// All step points that any protocol has reached.
 pub static REACHED: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
 
-/// What happened, line by line.
+/// All events, line by line.
 #[derive(Debug, Clone, Default)]
 pub struct Log(Arc<Mutex<Vec<String>>>);
 
@@ -30,40 +30,40 @@ impl Log {
     }
 }
 
-/// A place among a protocol's steps.
+/// A position among a protocol's steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Place {
+pub enum StepPosition {
     /// The n-th step, counted from 1.
     Step(usize),
     /// The n-th step of this name.
     Named(&'static str, usize),
 }
 
-/// Behind every step.
-pub const END: Place = Place::Step(usize::MAX);
+/// After every step.
+pub const END: StepPosition = StepPosition::Step(usize::MAX);
 
-/// Counts a protocol's steps, and says how far it may go.
+/// Counts a protocol's steps and decides how far it may run.
 #[derive(Debug)]
-struct Baton {
+struct StepGate {
     who: &'static str,
     log: Log,
-    /// The steps come to so far.
+    /// The steps reached so far.
     steps: Mutex<Vec<&'static str>>,
-    /// It may not take this step.
-    stop_before: Mutex<Place>,
-    /// It has come to that step, and waits.
-    held_up: AtomicBool,
-    /// The reply to this step is lost.
-    lose: Option<Place>,
+    /// The step before which the protocol must stop.
+    stop_before: Mutex<StepPosition>,
+    /// Whether the protocol has reached that step and waits.
+    stopped: AtomicBool,
+    /// The step whose reply is lost.
+    lose: Option<StepPosition>,
 }
 
-impl Baton {
-    /// Whether the last step come to is at `place`.
-    fn is_at(&self, place: Place) -> bool {
+impl StepGate {
+    /// Returns whether the latest step is at `position`.
+    fn is_at(&self, position: StepPosition) -> bool {
         let steps = self.steps.lock().unwrap();
-        match place {
-            Place::Step(number) => steps.len() == number,
-            Place::Named(name, occurrence) => {
+        match position {
+            StepPosition::Step(number) => steps.len() == number,
+            StepPosition::Named(name, occurrence) => {
                 steps.last() == Some(&name)
                     && steps.iter().filter(|step| **step == name).count() == occurrence
             }
@@ -71,7 +71,7 @@ impl Baton {
     }
 }
 
-impl Steps for Baton {
+impl Steps for StepGate {
     fn reached(&self, name: &'static str) {
         let step = {
             let mut steps = self.steps.lock().unwrap();
@@ -82,70 +82,74 @@ impl Steps for Baton {
         let lost = if self.loses_reply() { "  (its reply is lost)" } else { "" };
         self.log.add(format!("{} {step:>2} {name}{lost}", self.who));
         let stop_before = *self.stop_before.lock().unwrap();
-        self.held_up.store(self.is_at(stop_before), SeqCst);
+        self.stopped.store(self.is_at(stop_before), SeqCst);
     }
 
-    fn may_go(&self) -> bool {
-        !self.held_up.load(SeqCst)
+    fn may_continue(&self) -> bool {
+        !self.stopped.load(SeqCst)
     }
 
     fn loses_reply(&self) -> bool {
-        self.lose.is_some_and(|place| self.is_at(place))
+        self.lose.is_some_and(|position| self.is_at(position))
     }
 }
 
 /// A protocol in progress.
-pub struct Track<'a, T> {
-    baton: Arc<Baton>,
+pub struct RunningProtocol<'a, T> {
+    gate: Arc<StepGate>,
     future: Pin<Box<dyn Future<Output = T> + 'a>>,
     done: bool,
 }
 
-impl<'a, T: 'a> Track<'a, T> {
-    /// Not begun yet. The reply to the step at `lose` is lost.
+impl<'a, T: 'a> RunningProtocol<'a, T> {
+    /// Creates a protocol that has not started. The reply to the step at `lose` is lost.
     pub fn new(
         who: &'static str,
         log: Log,
-        lose: Option<Place>,
+        lose: Option<StepPosition>,
         protocol: impl Future<Output = T> + 'a,
     ) -> Self {
-        let (steps, stop_before, held_up) = (Mutex::default(), Mutex::new(END), AtomicBool::new(false));
-        let baton = Arc::new(Baton { who, log, steps, stop_before, held_up, lose });
-        let steps: Arc<dyn Steps> = Arc::clone(&baton) as _;
-        Self { baton, future: Box::pin(SCHEDULED.scope(steps, protocol)), done: false }
+        let (steps, stop_before, stopped) = (Mutex::default(), Mutex::new(END), AtomicBool::new(false));
+        let gate = Arc::new(StepGate { who, log, steps, stop_before, stopped, lose });
+        let steps: Arc<dyn Steps> = Arc::clone(&gate) as _;
+        Self { gate, future: Box::pin(SCHEDULED.scope(steps, protocol)), done: false }
     }
 
-    /// Goes on until it stands before the step at `stop_before`, or to its end; what came of it then.
-    pub async fn run(&mut self, stop_before: Place) -> Result<Option<T>, String> {
-        *self.baton.stop_before.lock().unwrap() = stop_before;
-        self.baton.held_up.store(false, SeqCst);
+    /// Runs until the step at `stop_before` or the end; returns the result if it ended.
+    pub async fn run(&mut self, stop_before: StepPosition) -> Result<Option<T>, String> {
+        *self.gate.stop_before.lock().unwrap() = stop_before;
+        self.gate.stopped.store(false, SeqCst);
         let until = poll_fn(|context| match self.future.as_mut().poll(context) {
             Poll::Ready(outcome) => Poll::Ready(Some(outcome)),
-            Poll::Pending if !self.baton.may_go() => Poll::Ready(None),
+            Poll::Pending if !self.gate.may_continue() => Poll::Ready(None),
             Poll::Pending => Poll::Pending,
         });
         let Ok(ended) = tokio::time::timeout(END_WITHIN, until).await else {
-            return Err(format!("{} has not ended within {END_WITHIN:?}", self.baton.who));
+            return Err(format!("{} has not ended within {END_WITHIN:?}", self.gate.who));
         };
         self.done = ended.is_some();
         Ok(ended)
     }
 
     pub async fn run_to_its_end(&mut self) -> Result<T, String> {
-        Ok(self.run(END).await?.expect("nothing stops it but its end"))
+        Ok(self.run(END).await?.expect("the protocol's end"))
     }
 
-    /// Whether it stands at `place`, or has ended where it would have come next.
-    pub fn met(&self, place: Place) -> bool {
-        if self.done { place == Place::Step(self.steps().len() + 1) } else { self.baton.is_at(place) }
+    /// Returns whether it is stopped at `position`, or has ended where that step would be.
+    pub fn met(&self, position: StepPosition) -> bool {
+        if self.done {
+            position == StepPosition::Step(self.steps().len() + 1)
+        } else {
+            self.gate.is_at(position)
+        }
     }
 
     pub fn is_done(&self) -> bool {
         self.done
     }
 
-    /// The steps come to so far.
+    /// Returns the steps reached so far.
     pub fn steps(&self) -> Vec<&'static str> {
-        self.baton.steps.lock().unwrap().clone()
+        self.gate.steps.lock().unwrap().clone()
     }
 }

@@ -1,4 +1,5 @@
-//! What the schedules of one thread share: a Redis and a database. Each schedule has a campaign of its own there.
+//! The Redis server and the database shared by the schedules of one thread. Each schedule uses its own
+//! campaign.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -10,9 +11,9 @@ use support::sql::Sql;
 use support::{RedisServer, RedisView};
 use tempfile::TempDir;
 
-use super::node::Node;
+use super::node::TestCore;
 
-/// Which database.
+/// The kind of database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Database {
     Sqlite,
@@ -24,7 +25,7 @@ pub struct World {
     pub redis: RedisView,
     pub sql: Sql,
     server: RedisServer,
-    /// One pool of connections for each core.
+    /// One connection pool per core.
     stores: [SqlStore; 2],
     campaigns: AtomicUsize,
     _directory: TempDir,
@@ -33,7 +34,7 @@ pub struct World {
 
 impl World {
     pub async fn start(database: Database) -> Self {
-        // Nothing here is about a machine that loses its power.
+        // Without persistence, because no schedule simulates a power failure.
         let server = RedisServer::start_with(&[("appendonly", "no")], &[]).await;
         let directory = tempfile::Builder::new().prefix("cgi-").tempdir_in(in_memory()).expect("a directory");
         let (url, postgres) = match database {
@@ -44,7 +45,7 @@ impl World {
             }
         };
         let store = SqlStore::open(&url).await.expect("SQL opens");
-        let stores = [store.reopen().expect("SQL opens"), store];
+        let stores = [store.reopen(), store];
         Self {
             redis: server.view().await,
             sql: Sql::open(&url),
@@ -56,20 +57,20 @@ impl World {
         }
     }
 
-    /// A core that has just started: 0 is A, 1 is B.
-    pub fn node(&self, at: usize) -> Node {
-        Node::start(&self.server.url(), &self.stores[at], ["core-a", "core-b"][at])
+    /// Starts a core: 0 is A, 1 is B.
+    pub fn node(&self, at: usize) -> TestCore {
+        TestCore::start(&self.server.url(), &self.stores[at], ["core-a", "core-b"][at])
     }
 
-    /// An id that no schedule has had.
+    /// Returns an id that no schedule has used.
     pub fn new_id(&self) -> String {
         format!("c{}", self.campaigns.fetch_add(1, Relaxed))
     }
 
-    /// Takes a campaign out of Redis and SQL: the next schedule's read of SQL finds its own alone.
+    /// Removes a campaign from Redis and SQL, so that the next schedule reads only its own campaign from SQL.
     pub async fn remove(&self, id: &str) {
-        let of_campaign =
-            ["claims", "claim_audit", "audit", "additions"].map(|table| format!("{table} WHERE campaign_id"));
+        let of_campaign = ["claims", "codes", "claim_audit", "audit", "additions"]
+            .map(|table| format!("{table} WHERE campaign_id"));
         for table in of_campaign.into_iter().chain(["campaigns WHERE id".to_owned()]) {
             self.sql.run(format!("DELETE FROM {table} = '{id}'")).await;
         }

@@ -1,4 +1,4 @@
-//! Everything that Redis and SQL hold of a campaign, against all that the model holds.
+//! Compares everything that Redis and SQL store for a campaign with the model.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ use super::words;
 
 type Fields = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// The counters, every user's record, every claim and every hold in Redis.
+/// Compares the counters, every user's record, every claim and every hold in Redis.
 pub async fn redis(model: &Model, redis: &RedisView) -> Result<(), String> {
     let counters = ("taken", redis.counter(CAMPAIGN, "taken").await);
     same(&("taken", model.taken), &counters)?;
@@ -37,7 +37,7 @@ pub async fn redis(model: &Model, redis: &RedisView) -> Result<(), String> {
     same_holds(model, &holds)
 }
 
-/// All claims, by digest: those in their users' records and those that have moved out.
+/// Returns all claims by digest: those in their users' records and those that have moved out.
 fn claims(users: &Fields, moved: &Fields) -> BTreeMap<[u8; 16], ClaimRecord> {
     let inline = users
         .iter()
@@ -48,7 +48,7 @@ fn claims(users: &Fields, moved: &Fields) -> BTreeMap<[u8; 16], ClaimRecord> {
     records.map(|record| (record.digest, record)).collect()
 }
 
-/// Every user's current day, units taken on it, units taken at all.
+/// Compares every user's current day, units on that day and units in total.
 fn same_counters(model: &Model, users: &Fields) -> Result<(), String> {
     let owners: BTreeSet<&String> = model.claims.keys().map(|(user, _)| user).collect();
     for owner in &owners {
@@ -67,7 +67,7 @@ fn same_holds(model: &Model, found: &[(Vec<u8>, String)]) -> Result<(), String> 
     same(&expected, &found)
 }
 
-/// Every row of SQL, once the outbox is relayed.
+/// Compares every row of SQL once the outbox is relayed.
 pub fn sql(model: &Model, rows: &[ClaimRow], taken: u64) -> Result<(), String> {
     same(&("rows", model.claims.len()), &("rows", rows.len()))?;
     same(&("taken in SQL", model.taken), &("taken in SQL", taken))?;
@@ -82,7 +82,7 @@ pub fn sql(model: &Model, rows: &[ClaimRow], taken: u64) -> Result<(), String> {
                 expires_at: row.claim.expires_at.map(Timestamp::as_ms),
             },
             day: row.day,
-            revision: u8::try_from(row.revision).expect("a revision"),
+            revision: u16::try_from(row.revision).expect("a revision"),
             updated_at: row.updated_at.as_ms(),
         };
         same(&(&id, model.claims.get(&id)), &(&id, Some(&found)))?;

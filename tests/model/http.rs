@@ -1,5 +1,5 @@
-//! The same operations over HTTP, against a core that is killed time and again: one call at a time, but for the same claim
-//! asked several times at once.
+//! The same operations over HTTP, against a core that is killed repeatedly. Calls are made one at a time,
+//! except for concurrent retries of one claim.
 
 use std::collections::BTreeSet;
 
@@ -13,13 +13,13 @@ use support::wait::holds;
 use support::{Core, CoreOptions, Reply, SOON, Servers, eventually};
 
 use super::compare;
-use super::operations::{Ask, Operation, Table};
-use super::reference::{AdminState, Answer, Left, Model, Rules, Status, Transition, View};
+use super::operations::{ClaimAttempt, Generator, Operation};
+use super::reference::{AdminState, Answer, Attempt, Left, Model, Pass, Rules, Status, Transition, View};
 use super::rng::Rng;
 use super::run::same;
 use super::system::{CAMPAIGN, claim_id, model_id};
 
-/// What a run has been through.
+/// Statistics of a run.
 #[derive(Debug, Default)]
 pub struct Tally {
     pub operations: u64,
@@ -30,11 +30,11 @@ pub struct Tally {
     pub compared: u64,
 }
 
-/// Claims in one list: here each is a call of its own.
-const ASKS_MAX: usize = 10;
+/// Maximum number of claims in one operation, because over HTTP each claim is a separate call.
+const ATTEMPTS_MAX: usize = 10;
 
 struct Run {
-    table: Table,
+    generator: Generator,
     model: Model,
     clock: FrozenClock,
     redis: Servers,
@@ -44,39 +44,41 @@ struct Run {
 
 /// Plays the campaign of `seed` for `operations` operations.
 pub async fn play(seed: u64, operations: u64) -> Result<Tally, String> {
-    let mut rng = Rng::of(seed);
-    let (table, rules) = Table::lay(&mut rng);
-    let clock = FrozenClock::at(table.begins_at);
+    let (mut rng, generator, rules) = Generator::of(seed);
+    let clock = FrozenClock::at(generator.begins_at);
     let redis = Servers::start_frozen(&clock).await;
-    // Core evicts a campaign that is over; this clock may bring it back to life.
+    // Core must not evict the campaign when it ends, because the clock may return to a time when the campaign
+    // is open.
     let options = CoreOptions::default().with("CLAIMGATE_ARCHIVE_AFTER_S", "1000000000");
     let core = options.with("CLAIMGATE_REDIS_URL", redis.url()).start().await;
     core.create_with(campaign(&rules)).await;
-    let mut run = Run { table, model: Model::new(rules), clock, redis, core, tally: Tally::default() };
+    let mut run = Run { generator, model: Model::new(rules), clock, redis, core, tally: Tally::default() };
     while run.tally.operations < operations {
         let now = run.clock.now_ms();
-        let mut operation = run.table.next(&mut rng, now, &run.model);
-        if let Operation::Claims(asks) = &mut operation {
-            asks.truncate(ASKS_MAX);
+        let mut operation = run.generator.next(&mut rng, now, &run.model);
+        if let Operation::Claims(attempts) = &mut operation {
+            attempts.truncate(ATTEMPTS_MAX);
         }
-        let told =
+        let history =
             format!("SEED={seed} over HTTP, operation {} at {now}: {operation:?}", run.tally.operations);
         run.tally.operations += operation.weight();
-        run.turn(operation, &mut rng).await.map_err(|error| format!("{told}\n{error}"))?;
+        run.step(operation, &mut rng).await.map_err(|error| format!("{history}\n{error}"))?;
     }
     run.relayed().await.map_err(|error| format!("SEED={seed} over HTTP, at the end: {error}"))?;
     Ok(run.tally)
 }
 
 impl Run {
-    async fn turn(&mut self, operation: Operation, rng: &mut Rng) -> Result<(), String> {
+    async fn step(&mut self, operation: Operation, rng: &mut Rng) -> Result<(), String> {
         match operation {
-            Operation::Claims(asks) if rng.percent(20) => self.claim_at_once(&asks[0]).await,
-            Operation::Claims(asks) if rng.percent(4) => self.claim_in_crash(&asks[0], rng.percent(50)).await,
-            Operation::Claims(asks) => self.claims(&asks).await,
-            Operation::ClaimsInCrash(asks, _) => self.claim_in_crash(&asks[0], rng.percent(50)).await,
-            Operation::Transition(ask, transition) => self.transition(&ask, transition).await,
-            Operation::LookUp(ask) => self.look_up(&ask).await,
+            Operation::Claims(attempts) if rng.percent(20) => self.claim_at_once(&attempts[0]).await,
+            Operation::Claims(attempts) if rng.percent(4) => {
+                self.claim_in_crash(&attempts[0], rng.percent(50)).await
+            }
+            Operation::Claims(attempts) => self.claims(&attempts).await,
+            Operation::ClaimsInCrash(attempts, _) => self.claim_in_crash(&attempts[0], rng.percent(50)).await,
+            Operation::Transition(attempt, transition) => self.transition(&attempt, transition).await,
+            Operation::LookUp(attempt) => self.look_up(&attempt).await,
             Operation::Clock(to) => self.move_clock(to).await,
             Operation::Change(rules) => self.change(rules).await,
             Operation::RestartCore | Operation::RelayCut(_) => {
@@ -99,18 +101,19 @@ impl Run {
         }
     }
 
-    async fn claims(&mut self, asks: &[Ask]) -> Result<(), String> {
-        for ask in asks {
-            let expected = self.expected(ask, 1);
-            same(&expected, &vec![decided(&self.core, ask).await])?;
+    async fn claims(&mut self, attempts: &[ClaimAttempt]) -> Result<(), String> {
+        for attempt in attempts {
+            let expected = self.expected(attempt, 1);
+            same(&expected, &vec![decided(&self.core, attempt).await])?;
         }
         Ok(())
     }
 
-    /// The same claim several times at once: one of them takes it.
-    async fn claim_at_once(&mut self, ask: &Ask) -> Result<(), String> {
-        let expected = self.expected(ask, 5);
-        let found = join_all((0..5).map(|_| decided(&self.core, ask))).await;
+    /// Sends the same claim several times concurrently: exactly one request is granted, and the rest are
+    /// replays.
+    async fn claim_at_once(&mut self, attempt: &ClaimAttempt) -> Result<(), String> {
+        let expected = self.expected(attempt, 5);
+        let found = join_all((0..5).map(|_| decided(&self.core, attempt))).await;
         let sorted =
             |answers: &[Answer]| answers.iter().map(|answer| format!("{answer:?}")).collect::<BTreeSet<_>>();
         let taken =
@@ -118,14 +121,15 @@ impl Run {
         same(&(taken(&expected), sorted(&expected)), &(taken(&found), sorted(&found)))
     }
 
-    /// Core or Redis dies with a claim in flight; a retry with the same key finds the one claim there is.
-    async fn claim_in_crash(&mut self, ask: &Ask, of_core: bool) -> Result<(), String> {
+    /// Kills core or Redis with a claim in flight; a retry with the same key must find the only claim.
+    async fn claim_in_crash(&mut self, attempt: &ClaimAttempt, of_core: bool) -> Result<(), String> {
         self.tally.calls_cut_off += 1;
-        let mut expected = self.expected(ask, 2);
+        let mut expected = self.expected(attempt, 2);
         let call = self.core.client().once();
         let request =
             call.request(Method::POST, &self.core.url("/internal/v1/claims")).bearer_auth(API_TOKEN);
-        let request = request.json(&support::claim_body(CAMPAIGN, &ask.user, &ask.key, ask.quantity));
+        let request =
+            request.json(&support::claim_body(CAMPAIGN, &attempt.user, &attempt.key, attempt.quantity));
         let killed = async {
             tokio::task::yield_now().await;
             if of_core {
@@ -141,7 +145,7 @@ impl Run {
             self.tally.redis_killed += 1;
             self.redis.kill_and_restart_frozen(&self.clock).await;
         }
-        let found = decided(&self.core, ask).await;
+        let found = decided(&self.core, attempt).await;
         if found == expected[1] {
             return Ok(());
         }
@@ -149,20 +153,22 @@ impl Run {
         same(&expected, &vec![found])
     }
 
-    /// What the model answers to the same claim asked `times` times.
-    fn expected(&mut self, ask: &Ask, times: usize) -> Vec<Answer> {
-        let asked = vec![(model_id(ask), ask.quantity); times];
-        let answers = self.model.claim_all(self.clock.now_ms(), &asked);
+    /// Returns the model's answers to the same claim sent `times` times.
+    fn expected(&mut self, attempt: &ClaimAttempt, times: usize) -> Vec<Answer> {
+        // A back end's token counts as a pass.
+        let sent = Attempt { id: model_id(attempt), quantity: attempt.quantity, pass: Pass::Shown };
+        let sent = vec![sent; times];
+        let answers = self.model.claim_all(self.clock.now_ms(), &sent);
         if let Some(Answer::Taken(..)) = answers.first() {
-            self.table.granted(ask.clone());
+            self.generator.granted(attempt.clone());
         }
         answers
     }
 
-    async fn transition(&mut self, ask: &Ask, transition: Transition) -> Result<(), String> {
+    async fn transition(&mut self, attempt: &ClaimAttempt, transition: Transition) -> Result<(), String> {
         let verb = if transition == Transition::Confirm { "confirm" } else { "return" };
-        let expected = self.model.transition(self.clock.now_ms(), &model_id(ask), transition);
-        let path = format!("/internal/v1/claims/{}/{verb}", claim_id(ask));
+        let expected = self.model.transition(self.clock.now_ms(), &model_id(attempt), transition);
+        let path = format!("/internal/v1/claims/{}/{verb}", claim_id(attempt));
         let reply = answered(&self.core, Method::POST, &path, &Value::Null).await;
         let refused = expected.map(|view| (view.status, transition));
         let status = match refused {
@@ -175,17 +181,17 @@ impl Run {
         same(&(status, expected), &(reply.status, found))
     }
 
-    async fn look_up(&mut self, ask: &Ask) -> Result<(), String> {
-        let expected = self.model.claims.get(&model_id(ask)).map(|claim| claim.view);
-        let path = format!("/internal/v1/claims/{}", claim_id(ask));
+    async fn look_up(&mut self, attempt: &ClaimAttempt) -> Result<(), String> {
+        let expected = self.model.claims.get(&model_id(attempt)).map(|claim| claim.view);
+        let path = format!("/internal/v1/claims/{}", claim_id(attempt));
         let reply = answered(&self.core, Method::GET, &path, &Value::Null).await;
         same(&expected, &(reply.status == 200).then(|| view(&reply.json()["claim"])))
     }
 
-    /// Moves the clock. Core sweeps holds when it likes: the run goes on when it has.
+    /// Moves the clock, and waits until core has expired the due holds.
     async fn move_clock(&mut self, to: i64) -> Result<(), String> {
         self.redis.set_frozen_clock(&mut self.clock, to).await;
-        // Maintains the campaign now rather than within a second, and drops the cached denial.
+        // Runs the maintenance job now instead of within a second, and drops the cached denial.
         self.core.admin_post(&format!("/admin/v1/campaigns/{CAMPAIGN}/warm-up")).await;
         if self.model.expire(to) == 0 {
             return Ok(());
@@ -220,7 +226,7 @@ impl Run {
             let path = format!("{path}/{verb}");
             until_decided(async || self.core.once().admin(Method::POST, &path, &Value::Null).await).await
         };
-        // Written to SQL, a change is in force once Redis is there to hear of it.
+        // Once written to SQL, a change comes into force as soon as Redis is available.
         let version = rules.version;
         self.model.rules = rules;
         if reply.status != 503 {
@@ -254,12 +260,12 @@ impl Run {
                 redis.query::<u64>(&["UNLINK", &support::inspect::key(CAMPAIGN, what)]).await;
             }
         }
-        let path = format!("/internal/v1/claims/{}", claim_id(&Ask::probe()));
+        let path = format!("/internal/v1/claims/{}", claim_id(&ClaimAttempt::probe()));
         answered(&self.core, Method::GET, &path, &Value::Null).await.expect(404);
         self.compare().await
     }
 
-    /// Once SQL has heard of everything, it holds what the model holds.
+    /// Waits until SQL has everything, and compares it with the model.
     async fn relayed(&mut self) -> Result<(), String> {
         let redis = self.redis.view().await;
         eventually(SOON, || async {
@@ -292,7 +298,7 @@ impl Run {
         same(&expected.collect::<BTreeSet<_>>(), &found)?;
         let path = format!("/admin/v1/campaigns/{CAMPAIGN}/reconciliation");
         let compared = until_decided(async || self.core.once().admin_get(&path).await).await.json();
-        // A sequence given to a claim that was lost is the only thing that may differ, and nothing is lost here.
+        // Only sequence numbers of lost claims may differ, and nothing is lost here.
         same(&json!([]), &compared["differences"])?;
         self.compare().await
     }
@@ -308,11 +314,11 @@ fn base64_url(digest: &[u8; 16]) -> String {
     base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(digest)
 }
 
-/// Asks until there is an answer: no connection and 503 mean that the outcome is unknown.
-async fn until_decided(mut ask: impl AsyncFnMut() -> Reply) -> Reply {
+/// Retries until there is a decision: a failed connection or a 503 means an unknown outcome.
+async fn until_decided(mut attempt: impl AsyncFnMut() -> Reply) -> Reply {
     let started = tokio::time::Instant::now();
     loop {
-        let reply = ask().await;
+        let reply = attempt().await;
         if reply.status != 503 || started.elapsed() > SOON {
             return reply;
         }
@@ -325,16 +331,17 @@ async fn answered(core: &Core, method: Method, path: &str, body: &Value) -> Repl
         .await
 }
 
-async fn decided(core: &Core, ask: &Ask) -> Answer {
-    let body = support::claim_body(CAMPAIGN, &ask.user, &ask.key, ask.quantity);
+async fn decided(core: &Core, attempt: &ClaimAttempt) -> Answer {
+    let body = support::claim_body(CAMPAIGN, &attempt.user, &attempt.key, attempt.quantity);
     answer(&answered(core, Method::POST, "/internal/v1/claims", &body).await)
 }
 
-const CODES: [&str; 9] = [
+const CODES: [&str; 10] = [
     "idempotency_key_reused",
     "paused",
     "ended",
     "not_started",
+    "pass_required",
     "quantity_out_of_range",
     "user_daily_limit_reached",
     "user_limit_reached",
@@ -356,7 +363,9 @@ fn answer(reply: &Reply) -> Answer {
                 .find(|code| **code == reply.code())
                 .unwrap_or_else(|| panic!("{}", reply.text())),
             remaining: left.remaining,
-            at: ["starts_at", "ends_at", "resets_at"].iter().find_map(|name| body[name].as_str().map(ms)),
+            at: ["starts_at", "ends_at", "resets_at", "until"]
+                .iter()
+                .find_map(|name| body[name].as_str().map(ms)),
             version,
         },
     }
@@ -388,9 +397,14 @@ fn status_text(status: Status) -> &'static str {
 fn campaign(rules: &Rules) -> Value {
     let time = |ms: i64| jiff::Timestamp::from_millisecond(ms).expect("an instant").to_string();
     let limits = rules.limits;
+    let pass = rules.pass_until.map(|until| match until {
+        i64::MAX => json!({"required": "always"}),
+        until => json!({"required": "until", "until": time(until)}),
+    });
     json!({
         "id": CAMPAIGN, "name": "model", "starts_at": time(rules.starts_at), "ends_at": rules.ends_at.map(time),
         "time_zone": rules.zone.iana_name(), "hold_seconds": rules.hold_ms.map(|ms| ms / 1000),
+        "pass": pass,
         "limits": {
             "total": limits.total, "per_user": limits.per_user,
             "per_user_per_day": limits.per_user_per_day, "per_claim": limits.per_claim,

@@ -1,10 +1,11 @@
-//! Random operations against a plain reference model and the real thing: the same answers, the same state.
+//! Random operations on a plain reference model and on the real system must give the same answers and the
+//! same state.
 //!
-//! `SEED=n` plays one run again, `OPERATIONS=n` sets how long it is.
+//! `SEED=n` repeats a run, `OPERATIONS=n` sets its length.
 
-// Test code throughout, also in functions that are not tests themselves.
+// All of this is test code, including functions that are not tests.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr)]
-#![allow(missing_docs)] // a binary of tests: its documentation is read beside the code only
+#![allow(missing_docs)] // a test binary has no published documentation
 
 mod compare;
 mod due_holds;
@@ -22,16 +23,16 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use run::Tally;
 
-/// Operations on one campaign; then comes another one, under the next seed.
+/// Operations on one campaign; then another campaign follows under the next seed.
 const ONE_RUN: u64 = 2500;
 const ONE_RUN_HTTP: u64 = 1000;
-/// Over HTTP, one operation in this many is played.
+/// Only one in this many operations is played over HTTP.
 const HTTP_SHARE: u64 = 25;
 const OPERATIONS: u64 = 100_000;
 
-/// One thread: claims asked for together reach the batcher in their order.
+/// A single thread, so that concurrent claims reach the batcher in order.
 #[tokio::test(flavor = "current_thread")]
-async fn the_system_does_what_the_model_says() {
+async fn the_system_agrees_with_the_model() {
     let (seed, operations) =
         (number("SEED").unwrap_or_else(any_seed), number("OPERATIONS").unwrap_or(OPERATIONS));
     println!("the model: SEED={seed} OPERATIONS={operations}");
@@ -48,7 +49,7 @@ async fn the_system_does_what_the_model_says() {
 }
 
 #[tokio::test(flavor = "current_thread")]
-async fn the_same_over_http_with_core_killed_time_and_again() {
+async fn core_agrees_with_the_model_over_http_across_kills() {
     let (seed, operations) =
         (number("SEED").unwrap_or_else(any_seed), number("OPERATIONS").unwrap_or(OPERATIONS));
     println!("the model over HTTP: SEED={seed}");
@@ -66,7 +67,7 @@ async fn the_same_over_http_with_core_killed_time_and_again() {
 }
 
 #[tokio::test(flavor = "current_thread")]
-async fn seeds_that_failed_once() {
+async fn previously_failing_seeds_pass() {
     for (seed, operations, name) in seeds::SEEDS {
         println!("{name}: SEED={seed} OPERATIONS={operations}");
         if let Err(failed) = run::play(seed, operations).await {
@@ -80,7 +81,7 @@ fn number(variable: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{variable} must be a whole number, not {text:?}")))
 }
 
-/// From the clock; short enough to be typed.
+/// Returns a seed from the clock, short enough to type.
 fn any_seed() -> u64 {
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     since_1970.as_millis().try_into().unwrap_or(1)

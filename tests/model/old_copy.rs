@@ -1,32 +1,32 @@
-//! An old copy of Redis that lacks no grant, only what became of claims later.
+//! Old copies of Redis or SQL that have all grants and lack only later changes.
 
-use claimgate_core::engine::recovery::Recovered;
+use claimgate_core::engine::lifecycle::recovery::Recovered;
 
-use super::operations::Ask;
+use super::operations::ClaimAttempt;
 use super::reference::{Rules, Transition};
 use super::system::System;
 
 const HOLD_MS: i64 = 30_000;
 
-/// One unit, held, confirmed, and held again by a Redis that has not heard of the confirmation: once that hold is over,
-/// the unit must not be another's.
+/// A unit is held, confirmed, and held again by a Redis server that lost the confirmation. When that hold
+/// expires, the unit must not be granted to another user.
 #[tokio::test(flavor = "current_thread")]
-async fn a_confirmation_that_redis_has_lost_is_not_undone() {
+async fn a_confirmation_lost_by_redis_is_not_undone() {
     let begins_at = jiff::Timestamp::now().as_millisecond();
     let rules = Rules::held(1, HOLD_MS, begins_at - HOLD_MS);
     let mut system = System::start(&rules, begins_at).await;
-    let ask = |user: &str| Ask { user: user.to_owned(), key: "k".to_owned(), quantity: 1 };
-    system.claims(&[ask("alice")]).await.expect("held");
+    let attempt = |user: &str| ClaimAttempt::of(user, "k");
+    system.claims(&[attempt("alice")]).await.expect("held");
     system.maintain().await.expect("ready");
     system.relay().await.expect("relayed");
     system.copy().await;
-    system.transition(&ask("alice"), Transition::Confirm).await.expect("confirmed");
+    system.transition(&attempt("alice"), Transition::Confirm).await.expect("confirmed");
     system.relay().await.expect("relayed");
 
     system.restart_redis_on_copy().await;
     let ready = system.maintain().await.expect("maintained");
     system.set_clock(begins_at + HOLD_MS + 1).await;
-    let answers = system.claims(&[ask("bob")]).await;
+    let answers = system.claims(&[attempt("bob")]).await;
     system.maintain().await.expect("maintained");
     system.relay().await.expect("relayed");
     let (rows, taken) = system.rows().await;
@@ -37,9 +37,8 @@ async fn a_confirmation_that_redis_has_lost_is_not_undone() {
     );
 }
 
-/// The last word is Redis', also where the check that precedes every change has seen nothing.
-#[tokio::test(flavor = "current_thread")]
-async fn rules_are_not_said_to_be_in_force_where_redis_has_newer_ones() {
+/// Starts a system whose SQL has version 1 again, while Redis applies version 3; a new core serves them.
+async fn after_sql_lost_two_changes() -> (System, Rules) {
     let begins_at = jiff::Timestamp::now().as_millisecond();
     let rules = Rules::held(10, HOLD_MS, begins_at);
     let mut system = System::start(&rules, begins_at).await;
@@ -48,8 +47,35 @@ async fn rules_are_not_said_to_be_in_force_where_redis_has_newer_ones() {
         system.change(&Rules { version, ..rules.clone() }).await.expect("in force");
     }
     system.forget_sql(true).await;
+    (system, rules)
+}
+
+/// Redis rejects outdated rules, even if the check before each change found nothing.
+#[tokio::test(flavor = "current_thread")]
+async fn rules_are_not_reported_in_force_if_redis_has_newer_ones() {
+    let (system, rules) = after_sql_lost_two_changes().await;
     let refused = system.change(&Rules { version: 2, ..rules.clone() }).await;
-    assert!(refused.is_err(), "Redis decides by version 3");
+    assert!(refused.is_err(), "Redis applies version 3");
     system.maintain().await.expect("maintained");
     system.change(&Rules { version: 4, ..rules }).await.expect("in force");
+}
+
+/// On top of an outdated row, the pause would get a version that Redis has already seen.
+#[tokio::test(flavor = "current_thread")]
+async fn a_change_first_restores_the_versions_that_sql_lost() {
+    let (system, _) = after_sql_lost_two_changes().await;
+    assert_eq!(system.pause().await, Ok(4));
+}
+
+/// A promoted server may lack claims that were acknowledged, even if its counters look complete.
+#[tokio::test(flavor = "current_thread")]
+async fn a_promoted_redis_decides_nothing_until_it_is_reloaded() {
+    let begins_at = jiff::Timestamp::now().as_millisecond();
+    let mut system = System::start(&Rules::held(10, HOLD_MS, begins_at), begins_at).await;
+    let attempts = [ClaimAttempt::of("alice", "k")];
+    system.promote_redis().await;
+    let refused = system.claims(&attempts).await;
+    assert!(refused.is_err(), "{refused:?}");
+    system.maintain().await.expect("loaded");
+    system.claims(&attempts).await.expect("decided");
 }

@@ -1,18 +1,19 @@
-//! What may happen to a campaign, and how the next thing is chosen: at random, but near edges more often than not.
+//! The operations on a campaign, and their random choice, which favours edge cases.
 
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 
-use super::reference::{AdminState, Limits, Model, Rules, Transition};
+use super::reference::{AdminState, Limits, Model, Pass, Rules, Transition};
 use super::rng::Rng;
 
 const SECOND_MS: i64 = 1000;
 const HOUR_MS: i64 = 3_600_000;
 const DAY_MS: i64 = 24 * HOUR_MS;
-/// Holds that a crowd gathers before they all come due.
+/// Number of holds that accumulate before all become due.
 const CROWD: usize = 270;
 
-/// Zones with offsets of whole hours and not, ahead and behind, with and without clocks that change.
+/// Time zones with offsets of whole hours and fractions, ahead and behind, with and without daylight saving
+/// time.
 const ZONES: [&str; 7] = [
     "UTC",
     "Asia/Shanghai",
@@ -23,94 +24,111 @@ const ZONES: [&str; 7] = [
     "Pacific/Pago_Pago",
 ];
 
-/// One claim asked for.
+/// One attempt to claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ask {
+pub struct ClaimAttempt {
     pub user: String,
     pub key: String,
     pub quantity: u32,
+    pub pass: Pass,
 }
 
-impl Ask {
-    /// Of a user who has never claimed.
+impl ClaimAttempt {
+    /// Creates a claim of one unit, with a pass.
+    pub fn of(user: &str, key: &str) -> Self {
+        Self { user: user.to_owned(), key: key.to_owned(), quantity: 1, pass: Pass::Shown }
+    }
+
+    /// Creates a claim of a user who never claims otherwise.
     pub fn probe() -> Self {
-        Self { user: "probe".to_owned(), key: "probe".to_owned(), quantity: 1 }
+        Self::of("probe", "probe")
     }
 }
 
-/// One thing that happens.
+/// One operation.
 #[derive(Debug, Clone)]
 pub enum Operation {
-    /// Claims that are decided together, in this order.
-    Claims(Vec<Ask>),
-    /// The same, with Redis killed while they are in flight.
-    ClaimsInCrash(Vec<Ask>, u32),
-    Transition(Ask, Transition),
-    LookUp(Ask),
-    /// The clock moves to this instant, forwards or back.
+    /// Claims decided together, in this order.
+    Claims(Vec<ClaimAttempt>),
+    /// Claims during which Redis is killed.
+    ClaimsInCrash(Vec<ClaimAttempt>, u32),
+    Transition(ClaimAttempt, Transition),
+    LookUp(ClaimAttempt),
+    /// The clock moves to this instant, forwards or backwards.
     Clock(i64),
-    /// The rules become these; `version` is one higher.
+    /// The campaign gets these rules, with `version` raised by one.
     Change(Rules),
-    /// Holds that are due are given back, as the recovery does without any claims.
+    /// Due holds are expired, as the recovery does without any claims.
     Sweep,
-    /// The outbox is emptied into SQL, and both are compared.
+    /// The outbox is relayed to SQL, and both stores are compared with the model.
     Relay,
-    /// The relay is cut off somewhere.
+    /// The relay is interrupted at a random point.
     RelayCut(u32),
-    /// `kill -9` of Redis, and back on its own files.
+    /// Redis is killed with SIGKILL and restarted on its own files.
     RestartRedis,
-    /// Core forgets everything and starts again.
+    /// Core loses its memory and restarts.
     RestartCore,
-    /// Some of the campaign's five keys vanish (bit by bit); the rest is loaded from SQL.
+    /// Some of the campaign's five keys are lost, one bit per key, and the campaign is reloaded from SQL.
     LoseKeys(u8),
-    /// A claim made before, if there is one, while Redis is out of memory; with `true`, the outbox is relayed meanwhile.
-    Starve(Vec<Ask>, bool),
-    /// Redis is copied, to be brought back by and by.
+    /// Claims while Redis is out of memory; with `true` the outbox is relayed in the meantime.
+    Starve(Vec<ClaimAttempt>, bool),
+    /// Redis is copied, to be restored later.
     Copy,
-    /// Redis restarts, on the copy.
+    /// Redis restarts with the copy.
     Stale,
-    /// The database is copied, to be brought back by and by.
+    /// The database is copied, to be restored later.
     CopySql,
-    /// The copy of the database takes its place; with `true`, core restarts before it notices.
+    /// The copy replaces the database; with `true`, core restarts before it notices.
     ForgetSql(bool),
-    /// Everything in Redis is compared.
+    /// Everything in Redis is compared with the model.
     Compare,
 }
 
 impl Operation {
-    /// How many operations it counts for.
+    /// Returns how many operations this one counts as.
     pub fn weight(&self) -> u64 {
         match self {
-            Self::Claims(asks) | Self::ClaimsInCrash(asks, _) => asks.len() as u64,
+            Self::Claims(attempts) | Self::ClaimsInCrash(attempts, _) => attempts.len() as u64,
             _ => 1,
         }
     }
 }
 
-/// What a campaign is played with.
+/// Generates the operations on a campaign.
 #[derive(Debug)]
-pub struct Table {
+pub struct Generator {
     users: u32,
     keys: u32,
     batch_max: u32,
-    /// Whether claims are made until more holds are due at once than one call gives back.
+    /// Whether claims are made until more holds become due at once than one call expires.
     crowd: bool,
-    /// Where the clock begins.
+    /// Whether the campaign's rules may require passes.
+    has_passes: bool,
+    /// The initial time of the clock.
     pub begins_at: i64,
-    /// Claims that have been granted at some time.
-    granted: Vec<Ask>,
+    /// Claims that have been granted.
+    granted: Vec<ClaimAttempt>,
 }
 
-impl Table {
-    /// A new campaign's rules, and what it is played with.
-    pub fn lay(rng: &mut Rng) -> (Self, Rules) {
+impl Generator {
+    /// Chooses a new campaign's rules at random, and creates a generator for the campaign.
+    pub fn of(seed: u64) -> (Rng, Self, Rules) {
+        let mut rng = Rng::of(seed);
+        // Other seeds make the choices that they made before there were passes.
+        let has_passes = matches!(seed % 5, 1 | 2);
+        let (generator, rules) = Self::new(&mut rng, has_passes);
+        (rng, generator, rules)
+    }
+
+    fn new(rng: &mut Rng, has_passes: bool) -> (Self, Rules) {
         let zone = TimeZone::get(rng.one_of(&ZONES).expect("a zone")).expect("a known zone");
         let begins_at = near_a_clock_change(&zone, rng);
         let crowd = rng.percent(20);
-        let table = Self {
+        let generator = Self {
             users: if crowd { 300 } else { rng.count(2, 30) },
             keys: if crowd { 12 } else { rng.count(4, 60) },
             crowd,
+            has_passes,
             batch_max: if crowd { 250 } else { rng.count(3, 24) },
             begins_at,
             granted: Vec::new(),
@@ -136,32 +154,33 @@ impl Table {
             version: 1,
             zone,
             hold_ms: hold_seconds.map(|seconds| seconds * SECOND_MS),
+            pass_until: if has_passes { pass_until(rng, begins_at) } else { None },
         };
-        (table, rules)
+        (generator, rules)
     }
 
-    /// Records a claim that was granted, so that later operations come back to it.
-    pub fn granted(&mut self, ask: Ask) {
-        self.granted.push(ask);
+    /// Records a granted claim, so that later operations reuse it.
+    pub fn granted(&mut self, attempt: ClaimAttempt) {
+        self.granted.push(attempt);
     }
 
-    /// What happens next at `now`.
+    /// Chooses the next operation at `now`.
     pub fn next(&self, rng: &mut Rng, now: i64, model: &Model) -> Operation {
-        type Choice = fn(&Table, &mut Rng, i64, &Model) -> Operation;
+        type Choice = fn(&Generator, &mut Rng, i64, &Model) -> Operation;
         let choices: [(u32, Choice); 16] = [
-            (420, |table, rng, _, _| Operation::Claims(table.batch(rng))),
-            (4, |table, rng, _, _| Operation::ClaimsInCrash(table.batch(rng), rng.count(0, 12))),
-            (220, |table, rng, _, _| table.transition(rng)),
-            (60, |table, rng, _, _| Operation::LookUp(table.known_or_not(rng))),
-            (180, |table, rng, now, model| Operation::Clock(table.clock(rng, now, model))),
-            (40, |_, rng, now, model| Operation::Change(patch(rng, now, &model.rules))),
+            (420, |generator, rng, _, _| Operation::Claims(generator.batch(rng))),
+            (4, |generator, rng, _, _| Operation::ClaimsInCrash(generator.batch(rng), rng.count(0, 12))),
+            (220, |generator, rng, _, _| generator.transition(rng)),
+            (60, |generator, rng, _, _| Operation::LookUp(generator.known_or_not(rng))),
+            (180, |generator, rng, now, model| Operation::Clock(generator.clock(rng, now, model))),
+            (40, |generator, rng, now, model| Operation::Change(generator.patch(rng, now, &model.rules))),
             (12, |_, rng, _, model| Operation::Change(admin_state(rng, &model.rules))),
             (20, |_, _, _, _| Operation::Sweep),
             (14, |_, _, _, _| Operation::Relay),
             (8, |_, rng, _, _| Operation::RelayCut(rng.count(0, 200))),
             (3, |_, _, _, _| Operation::RestartRedis),
             (6, |_, _, _, _| Operation::RestartCore),
-            (3, |table, rng, _, _| Operation::Starve(table.starved(rng), rng.percent(50))),
+            (3, |generator, rng, _, _| Operation::Starve(generator.starved(rng), rng.percent(50))),
             (4, |_, _, _, _| Operation::Copy),
             (4, |_, _, _, _| Operation::Stale),
             (8, |_, rng, _, _| Operation::LoseKeys(u8::try_from(rng.count(1, 31)).expect("five bits"))),
@@ -169,59 +188,80 @@ impl Table {
         if rng.percent(1) {
             return Operation::Compare;
         }
-        // A crowd gathers first.
+        // In a crowd, holds accumulate first.
         if self.crowd && model.holds.len() <= CROWD && rng.percent(60) {
             return Operation::Claims(self.batch(rng));
         }
         rng.weighted(&choices)(self, rng, now, model)
     }
 
-    /// Whether the database is copied now, or a copy comes back. Drawn from a separate generator, so that older seeds play what
-    /// they played.
-    pub fn next_of_sql(rng: &mut Rng) -> Option<Operation> {
+    /// Decides at random whether the database is copied or restored now. A separate generator keeps older
+    /// seeds unchanged.
+    pub fn next_sql_operation(rng: &mut Rng) -> Option<Operation> {
         if !rng.percent(1) {
             return None;
         }
         Some(if rng.percent(50) { Operation::CopySql } else { Operation::ForgetSql(rng.percent(50)) })
     }
 
-    fn batch(&self, rng: &mut Rng) -> Vec<Ask> {
+    fn batch(&self, rng: &mut Rng) -> Vec<ClaimAttempt> {
         let size = rng.count(1, self.batch_max);
-        let mut asks: Vec<Ask> = Vec::new();
+        let mut attempts: Vec<ClaimAttempt> = Vec::new();
         for _ in 0..size {
-            let ask = match rng.count(1, 10) {
-                // The same once more, in the same call.
-                1 => rng.one_of(&asks).cloned(),
+            let attempt = match rng.count(1, 10) {
+                // Repeat a claim in the same call.
+                1 => rng.one_of(&attempts).cloned(),
                 2..=3 => rng.one_of(&self.granted).cloned(),
                 _ => None,
             };
-            let mut ask = ask.unwrap_or_else(|| self.any(rng));
-            // A user who has claimed before claims again.
+            let mut attempt = attempt.unwrap_or_else(|| self.any(rng));
+            // A user who already has a claim makes another.
             if let Some(known) = rng.one_of(&self.granted).filter(|_| rng.percent(20)) {
-                ask.user.clone_from(&known.user);
+                attempt.user.clone_from(&known.user);
             }
             if rng.percent(3) {
-                ask.quantity = quantity(rng);
+                attempt.quantity = quantity(rng);
             }
-            asks.push(ask);
+            attempt.pass = self.pass(rng);
+            attempts.push(attempt);
         }
-        asks
+        attempts
     }
 
-    fn starved(&self, rng: &mut Rng) -> Vec<Ask> {
+    fn starved(&self, rng: &mut Rng) -> Vec<ClaimAttempt> {
         let known = rng.one_of(&self.granted).cloned();
-        known.map_or_else(|| self.batch(rng), |ask| vec![ask])
+        known.map_or_else(|| self.batch(rng), |attempt| vec![attempt])
     }
 
-    fn any(&self, rng: &mut Rng) -> Ask {
-        Ask {
+    fn any(&self, rng: &mut Rng) -> ClaimAttempt {
+        ClaimAttempt {
             user: format!("u{}", rng.count(1, self.users)),
             key: format!("k{}", rng.count(1, self.keys)),
             quantity: quantity(rng),
+            pass: self.pass(rng),
         }
     }
 
-    fn known_or_not(&self, rng: &mut Rng) -> Ask {
+    /// Chooses the pass that comes with a claim. A retry may come with another one, or none.
+    fn pass(&self, rng: &mut Rng) -> Pass {
+        if !self.has_passes {
+            return Pass::Missing;
+        }
+        match rng.count(1, 10) {
+            1..=3 => Pass::Missing,
+            4..=8 => Pass::Shown,
+            _ => Pass::Units(rng.count(1, 6)),
+        }
+    }
+
+    fn patch(&self, rng: &mut Rng, now: i64, rules: &Rules) -> Rules {
+        if self.has_passes && rng.percent(30) {
+            return Rules { pass_until: pass_until(rng, now), version: rules.version + 1, ..rules.clone() };
+        }
+        patch(rng, now, rules)
+    }
+
+    fn known_or_not(&self, rng: &mut Rng) -> ClaimAttempt {
         let known = rng.one_of(&self.granted).cloned();
         known.filter(|_| rng.percent(95)).unwrap_or_else(|| self.any(rng))
     }
@@ -231,13 +271,16 @@ impl Table {
         Operation::Transition(self.known_or_not(rng), transition)
     }
 
-    /// Where the clock goes: to an edge, just before it or just past it, a little on, or a little back.
+    /// Chooses the clock's next time: at, just before or just after an edge, a little later, or a little
+    /// earlier.
     fn clock(&self, rng: &mut Rng, now: i64, model: &Model) -> i64 {
         if self.crowd && model.holds.len() > CROWD {
             return model.holds.last().map_or(now, |(expires_at, _)| expires_at + 1);
         }
         let midnight = || model.midnight_after(now.div_euclid(DAY_MS) - 1);
+        let pass_until = model.rules.pass_until.filter(|until| *until < i64::MAX);
         let edge = match rng.count(1, 13) {
+            11..=13 if self.has_passes => pass_until,
             1..=4 => model.holds.first().map(|(expires_at, _)| *expires_at),
             5..=6 => Some(midnight() + rng.within(0, 2) * DAY_MS),
             7 => Some(model.rules.starts_at),
@@ -251,7 +294,7 @@ impl Table {
             None if rng.percent(25) => now - rng.within(1, 2 * HOUR_MS),
             None => now + rng.weighted(&[(4, 1), (4, 10 * SECOND_MS), (3, HOUR_MS), (1, 14 * HOUR_MS)]),
         };
-        // Core lays the days out for 500 days from now on, and for 400 back.
+        // Core computes the days from 400 days ago to 500 days ahead.
         target.clamp(self.begins_at - DAY_MS, self.begins_at + 60 * DAY_MS)
     }
 }
@@ -260,9 +303,20 @@ fn quantity(rng: &mut Rng) -> u32 {
     rng.weighted(&[(70, 1), (15, 2), (10, 3), (3, 5), (2, u32::MAX)])
 }
 
-/// None `never` times in a hundred.
+/// Chooses a limit; `None` in `never` of a hundred cases.
 fn limit(rng: &mut Rng, never: u32, most: u32) -> Option<u32> {
     (!rng.percent(never)).then(|| rng.count(1, most))
+}
+
+/// Chooses until when claims need a pass.
+fn pass_until(rng: &mut Rng, now: i64) -> Option<i64> {
+    rng.weighted(&[
+        (3, None),
+        (3, Some(i64::MAX)),
+        (2, Some(now + 10 * SECOND_MS)),
+        (2, Some(now + 5 * HOUR_MS)),
+        (1, Some(now - 1)),
+    ])
 }
 
 fn patch(rng: &mut Rng, now: i64, rules: &Rules) -> Rules {
@@ -279,14 +333,14 @@ fn patch(rng: &mut Rng, now: i64, rules: &Rules) -> Rules {
             changed.ends_at = ahead.map(|ahead| now + ahead);
         }
     }
-    // A window runs forwards.
+    // A window must end after it starts.
     if changed.ends_at.is_some_and(|end| end <= changed.starts_at) {
         changed.starts_at = changed.ends_at.unwrap_or(now) - HOUR_MS;
     }
     changed
 }
 
-/// Paused and resumed in turn; ended once in a long while.
+/// Pauses and resumes in turn; rarely ends the campaign.
 fn admin_state(rng: &mut Rng, rules: &Rules) -> Rules {
     let admin_state = match rules.admin_state {
         AdminState::Ended => AdminState::Ended,
@@ -297,7 +351,8 @@ fn admin_state(rng: &mut Rng, rules: &Rules) -> Rules {
     Rules { admin_state, version: rules.version + 1, ..rules.clone() }
 }
 
-/// A day and a half before the zone's clocks change next, or next but one; where they never do, noon of today.
+/// Returns an instant 36 hours before one of the zone's next two clock changes; in a zone without them, noon
+/// of today.
 fn near_a_clock_change(zone: &TimeZone, rng: &mut Rng) -> i64 {
     let skip = usize::from(rng.percent(50));
     let now = Timestamp::now();

@@ -1,7 +1,7 @@
-//! What a campaign makes of its claims, written down without Redis, SQL, keys or layouts: the specification that the
-//! system is compared with. Times are milliseconds since 1970, days are days since 1970.
+//! The reference model: a campaign and its claims without Redis, SQL, keys or layouts. Times are milliseconds
+//! since 1970, days are days since 1970.
 //!
-//! Nothing is counted that can be looked up: what a user has taken is summed over the claims each time.
+//! Nothing is counted that can be computed: a user's units are summed over the claims each time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,13 +9,17 @@ use jiff::civil::date;
 use jiff::tz::TimeZone;
 use jiff::{Span, Timestamp};
 
-/// A claim's user, and the part of the claim's id that tells this user's claims apart.
+/// A claim's user, and the digest that distinguishes this user's claims.
 pub type Id = (String, [u8; 16]);
 
-/// Holds given back before one list of claims is judged; while more are due, no limit refuses.
+/// Number of claims in a user's record; older claims move to their own field.
+const INLINE_MAX: usize = 8;
+
+/// Maximum number of holds expired before one list of claims is decided; while more are due, no limit denies
+/// a claim.
 pub const DUE_MAX: usize = 256;
 
-/// Where a claim stands.
+/// The status of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Status {
     Granted,
@@ -24,7 +28,7 @@ pub enum Status {
     Expired,
 }
 
-/// What an admin has set.
+/// The state that an admin has set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AdminState {
     On,
@@ -32,14 +36,31 @@ pub enum AdminState {
     Ended,
 }
 
-/// What an owner of a claim asks for.
+/// A caller's transition of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transition {
     Confirm,
     Return,
 }
 
-/// How much may be claimed; `None` is unlimited.
+/// The pass that comes with a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pass {
+    Missing,
+    Shown,
+    /// A pass that allows its user only this many units in total.
+    Units(u32),
+}
+
+/// A claim to decide.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attempt {
+    pub id: Id,
+    pub quantity: u32,
+    pub pass: Pass,
+}
+
+/// The limits; `None` is unlimited.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Limits {
     pub total: Option<u32>,
@@ -48,7 +69,7 @@ pub struct Limits {
     pub per_claim: Option<u32>,
 }
 
-/// The rules that a version of a campaign has.
+/// The rules of one version of a campaign.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rules {
     pub limits: Limits,
@@ -56,13 +77,15 @@ pub struct Rules {
     pub ends_at: Option<i64>,
     pub admin_state: AdminState,
     pub version: u64,
-    /// Never change.
+    /// Fixed for the campaign's lifetime.
     pub zone: TimeZone,
     pub hold_ms: Option<i64>,
+    /// Until when claims need a pass; `i64::MAX` is always, `None` never.
+    pub pass_until: Option<i64>,
 }
 
 impl Rules {
-    /// Of a campaign whose `total` units are held for `hold_ms` each.
+    /// Rules of a campaign with `total` units that are held for `hold_ms` each.
     pub fn held(total: u32, hold_ms: i64, starts_at: i64) -> Self {
         Self {
             limits: Limits { total: Some(total), ..Limits::default() },
@@ -72,11 +95,12 @@ impl Rules {
             version: 1,
             zone: TimeZone::UTC,
             hold_ms: Some(hold_ms),
+            pass_until: None,
         }
     }
 }
 
-/// A claim as its owner sees it.
+/// A claim as callers see it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct View {
     pub quantity: u32,
@@ -86,13 +110,13 @@ pub struct View {
     pub expires_at: Option<i64>,
 }
 
-/// A claim as SQL keeps it.
+/// A claim as SQL stores it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claim {
     pub view: View,
-    /// The day it counts on.
+    /// The day on which the claim counts.
     pub day: i64,
-    pub revision: u8,
+    pub revision: u16,
     pub updated_at: i64,
 }
 
@@ -103,15 +127,15 @@ pub enum Answer {
     Replayed(View, Left),
     Refused {
         code: &'static str,
-        /// What the named limit still allows this user.
+        /// Units that the named limit still allows this user.
         remaining: Option<u32>,
-        /// When the window opens or has closed, or the next day begins.
+        /// Time at which the window opens or closed, or the next day begins.
         at: Option<i64>,
         version: u64,
     },
 }
 
-/// What an answer to a claim that stands says of the campaign.
+/// The campaign's part of the answer to an existing claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Left {
     pub remaining: Option<u32>,
@@ -127,9 +151,9 @@ const TOTAL: &str = "sold_out";
 pub struct Model {
     pub rules: Rules,
     pub claims: BTreeMap<Id, Claim>,
-    /// The held ones, by expiry.
+    /// The held claims by expiry.
     pub holds: BTreeSet<(i64, Id)>,
-    /// Units granted or held, and the last sequence given.
+    /// Units granted or held, and the last sequence number.
     pub taken: u64,
     pub sequence: u64,
 }
@@ -139,15 +163,15 @@ impl Model {
         Self { rules, claims: BTreeMap::new(), holds: BTreeSet::new(), taken: 0, sequence: 0 }
     }
 
-    /// A list of claims decided together: in their order, after the holds that are due. Whom a limit refuses while more
-    /// are due is asked again after those.
-    pub fn claim_all(&mut self, now: i64, asked: &[(Id, u32)]) -> Vec<Answer> {
-        let mut answers = vec![None; asked.len()];
+    /// Decides a list of claims in order, after expiring due holds. If a limit would deny a claim while more
+    /// holds are due, the claim is decided again after these holds expire.
+    pub fn claim_all(&mut self, now: i64, attempts: &[Attempt]) -> Vec<Answer> {
+        let mut answers = vec![None; attempts.len()];
         while answers.contains(&None) {
             let more_due = self.expire(now) == DUE_MAX;
-            for (answer, (id, quantity)) in answers.iter_mut().zip(asked) {
+            for (answer, attempt) in answers.iter_mut().zip(attempts) {
                 if answer.is_none() {
-                    let decided = self.claim(now, id, *quantity);
+                    let decided = self.claim(now, attempt);
                     let by_limit = matches!(decided, Answer::Refused { code, .. } if [DAILY, USER, TOTAL].contains(&code));
                     *answer = Some(decided).filter(|_| !(more_due && by_limit));
                 }
@@ -156,19 +180,21 @@ impl Model {
         answers.into_iter().flatten().collect()
     }
 
-    /// Gives back the holds that are due, the first of them first, at most [`DUE_MAX`]; how many.
+    /// Expires due holds, earliest first, at most [`DUE_MAX`]; returns their number.
     pub fn expire(&mut self, now: i64) -> usize {
         let due = self.holds.iter().take_while(|(expires_at, _)| *expires_at <= now);
         let due: Vec<Id> = due.take(DUE_MAX).map(|(_, id)| id.clone()).collect();
         for id in &due {
-            self.turn(now, id, Status::Expired);
+            self.update(now, id, Status::Expired);
         }
         due.len()
     }
 
-    /// One claim. Asked before, it is what it has become; else the first rule that refuses is named, and a refusal
-    /// changes nothing.
-    fn claim(&mut self, now: i64, id: &Id, quantity: u32) -> Answer {
+    /// Decides one claim. An existing claim is replayed in its current state. Otherwise the first rule that
+    /// denies it is named, and a denial changes nothing.
+    fn claim(&mut self, now: i64, attempt: &Attempt) -> Answer {
+        let Attempt { id, quantity, pass } = attempt;
+        let quantity = *quantity;
         if let Some(claim) = self.claims.get(id) {
             return if claim.view.quantity == quantity {
                 Answer::Replayed(claim.view, self.left())
@@ -176,16 +202,16 @@ impl Model {
                 self.refused("idempotency_key_reused", None, None)
             };
         }
-        match self.refusal(now, &id.0, quantity) {
+        match self.refusal(now, &id.0, quantity, *pass) {
             Some(refusal) => refusal,
             None => Answer::Taken(self.grant(now, id, quantity), self.left()),
         }
     }
 
-    fn refusal(&self, now: i64, user: &str, quantity: u32) -> Option<Answer> {
-        let Rules { admin_state, starts_at, ends_at, limits, .. } = self.rules;
+    fn refusal(&self, now: i64, user: &str, quantity: u32, pass: Pass) -> Option<Answer> {
+        let Rules { admin_state, starts_at, ends_at, mut limits, pass_until, .. } = self.rules;
         let day = self.day_of(now, user);
-        let past = |limit: Option<u32>, taken: u64| {
+        let exceeds = |limit: Option<u32>, taken: u64| {
             let left = u64::from(limit?).saturating_sub(taken);
             (u64::from(quantity) > left).then(|| u32::try_from(left).unwrap_or(u32::MAX))
         };
@@ -201,16 +227,28 @@ impl Model {
         if ends_at.is_some_and(|end| end <= now) {
             return Some(self.refused("ended", None, ends_at));
         }
+        if let Some(until) = pass_until.filter(|until| now < *until) {
+            match pass {
+                Pass::Missing => {
+                    let at = Some(until).filter(|until| *until < i64::MAX);
+                    return Some(self.refused("pass_required", None, at));
+                }
+                Pass::Shown => {}
+                Pass::Units(units) => {
+                    limits.per_user = Some(limits.per_user.map_or(units, |most| most.min(units)));
+                }
+            }
+        }
         if limits.per_claim.is_some_and(|most| quantity > most) {
             return Some(self.refused("quantity_out_of_range", None, None));
         }
-        if let Some(left) = past(limits.per_user_per_day, self.taken_by(user, Some(day))) {
+        if let Some(left) = exceeds(limits.per_user_per_day, self.taken_by(user, Some(day))) {
             return Some(self.refused(DAILY, Some(left), Some(self.midnight_after(day))));
         }
-        if let Some(left) = past(limits.per_user, self.taken_by(user, None)) {
+        if let Some(left) = exceeds(limits.per_user, self.taken_by(user, None)) {
             return Some(self.refused(USER, Some(left), None));
         }
-        let left = past(limits.total, self.taken)?;
+        let left = exceeds(limits.total, self.taken)?;
         Some(self.refused(TOTAL, Some(left), None))
     }
 
@@ -232,21 +270,22 @@ impl Model {
         view
     }
 
-    /// Confirms or returns a claim: once, whatever the window or state. A hold that is due expires instead.
+    /// Confirms or returns a claim once, regardless of the window and the campaign's state. A due hold
+    /// expires instead.
     pub fn transition(&mut self, now: i64, id: &Id, transition: Transition) -> Option<View> {
         let view = self.claims.get(id)?.view;
         let due = view.expires_at.is_some_and(|expires_at| expires_at <= now);
         match (view.status, transition) {
-            (Status::Held, _) if due => self.turn(now, id, Status::Expired),
-            (Status::Held, Transition::Confirm) => self.turn(now, id, Status::Granted),
-            (Status::Held | Status::Granted, Transition::Return) => self.turn(now, id, Status::Returned),
+            (Status::Held, _) if due => self.update(now, id, Status::Expired),
+            (Status::Held, Transition::Confirm) => self.update(now, id, Status::Granted),
+            (Status::Held | Status::Granted, Transition::Return) => self.update(now, id, Status::Returned),
             _ => {}
         }
         self.claims.get(id).map(|claim| claim.view)
     }
 
-    /// A claim comes to stand otherwise; unless it is granted, its units go back.
-    fn turn(&mut self, now: i64, id: &Id, status: Status) {
+    /// Changes a claim's status; unless it becomes granted, its units are returned.
+    fn update(&mut self, now: i64, id: &Id, status: Status) {
         let claim = self.claims.get_mut(id).expect("a claim that was found");
         if let Some(expires_at) = claim.view.expires_at {
             self.holds.remove(&(expires_at, id.clone()));
@@ -261,17 +300,25 @@ impl Model {
         claim.updated_at = now;
     }
 
-    /// Redis was lost, and SQL holds what `kept` held: the rules stand in SQL, and no sequence is given twice.
+    /// Models the loss of Redis when SQL has the state `kept`: the rules are in SQL, and no sequence number
+    /// is reused.
     pub fn lose(&mut self, kept: &Self) {
         *self = Self { rules: self.rules.clone(), sequence: self.sequence, ..kept.clone() };
     }
 
-    /// The day on which this user's next claim counts: today, but never one before a day that this user has claimed on.
+    /// Returns the day on which this user's next claim counts: today, or a later day on which the user has
+    /// claimed, but at most tomorrow. Later days come from a wrong clock; if some claims are no longer in the
+    /// record, the day is then tomorrow.
     fn day_of(&self, now: i64, user: &str) -> i64 {
-        let claimed_on = self.claims_of(user).map(|claim| claim.day).max();
         let instant = Timestamp::from_millisecond(now).expect("an instant");
         let today = instant.to_zoned(self.rules.zone.clone()).date() - date(1970, 1, 1);
-        claimed_on.unwrap_or(0).max(today.get_days().into())
+        let today = i64::from(today.get_days());
+        let days: Vec<i64> = self.claims_of(user).map(|claim| claim.day).collect();
+        if days.len() > INLINE_MAX && days.iter().any(|day| *day > today + 1) {
+            return today + 1;
+        }
+        let claimed_on = days.into_iter().filter(|day| *day <= today + 1).max();
+        claimed_on.unwrap_or(0).max(today)
     }
 
     fn taken_by(&self, user: &str, day: Option<i64>) -> u64 {
@@ -281,20 +328,20 @@ impl Model {
         counted.map(|claim| u64::from(claim.view.quantity)).sum()
     }
 
-    /// A user's current day, units taken on it, and units taken at all.
+    /// Returns a user's current day, units on that day, and units in total.
     pub fn standing(&self, user: &str) -> (u64, u64, u64) {
         let day = self.claims_of(user).map(|claim| claim.day).max().unwrap_or(0);
         let today = self.taken_by(user, Some(day));
         (day.unsigned_abs(), today, self.taken_by(user, None))
     }
 
-    /// The claims of one user.
+    /// Returns the claims of one user.
     pub fn claims_of(&self, user: &str) -> impl Iterator<Item = &Claim> {
         let range = (user.to_owned(), [0; 16])..=(user.to_owned(), [u8::MAX; 16]);
         self.claims.range(range).map(|(_, claim)| claim)
     }
 
-    /// When the day after `day` begins where the campaign is.
+    /// Returns when the day after `day` begins in the campaign's time zone.
     pub fn midnight_after(&self, day: i64) -> i64 {
         let next = date(1970, 1, 1).checked_add(Span::new().days(day + 1));
         let midnight = next.and_then(|date| date.to_zoned(self.rules.zone.clone()));

@@ -1,21 +1,21 @@
-//! One campaign, played on the model and on the system at once; whatever differs ends the run.
+//! Plays one campaign on the model and the system in parallel; the first difference ends the run.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::{self, Debug};
 use std::ops::RangeInclusive;
 
-use claimgate_core::engine::recovery::Recovered;
+use claimgate_core::engine::lifecycle::recovery::Recovered;
 
 use super::compare;
-use super::operations::{Ask, Operation, Table};
-use super::reference::{Answer, Id, Model};
+use super::operations::{ClaimAttempt, Generator, Operation};
+use super::reference::{Answer, Attempt, Model};
 use super::rng::Rng;
 use super::system::{System, model_id};
 
-/// Operations told of when a run fails.
-const TOLD_MAX: usize = 20;
+/// Number of operations printed when a run fails.
+const HISTORY_MAX: usize = 20;
 
-/// What has happened in one or more runs.
+/// Statistics of one or more runs.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Tally {
     pub operations: u64,
@@ -31,7 +31,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Adds another run's.
+    /// Adds another run's counts.
     pub fn add(&mut self, other: Self) {
         self.operations += other.operations;
         self.granted += other.granted;
@@ -49,33 +49,33 @@ impl Tally {
 /// One campaign being played.
 struct Run {
     rng: Rng,
-    rng_of_sql: Rng,
-    table: Table,
+    sql_rng: Rng,
+    generator: Generator,
     model: Model,
     system: System,
-    /// What SQL holds; exact unless the relay was cut off since.
+    /// The state in SQL; exact unless a relay was interrupted since.
     kept: Model,
     kept_exactly: bool,
-    /// The highest sequence that this core has been told.
+    /// The highest sequence number that this core has seen.
     seen: u64,
-    /// The last sequence when Redis was copied.
+    /// The last sequence number when Redis was copied.
     copied_at: Option<u64>,
-    /// What SQL held when it was copied.
+    /// The state in SQL when it was copied.
     copied_sql: Option<Model>,
     tally: Tally,
-    told: VecDeque<String>,
+    history: VecDeque<String>,
 }
 
-/// Plays the campaign of `seed` for `operations` operations; `Err` says what differed, and after what.
+/// Plays the campaign of `seed` for `operations` operations; `Err` describes the difference and the last
+/// operations.
 pub async fn play(seed: u64, operations: u64) -> Result<Tally, String> {
-    let mut rng = Rng::of(seed);
-    let (table, rules) = Table::lay(&mut rng);
-    let system = System::start(&rules, table.begins_at).await;
+    let (rng, generator, rules) = Generator::of(seed);
+    let system = System::start(&rules, generator.begins_at).await;
     let model = Model::new(rules);
     let mut run = Run {
         rng,
-        rng_of_sql: Rng::of(seed),
-        table,
+        sql_rng: Rng::of(seed),
+        generator,
         kept: model.clone(),
         kept_exactly: true,
         model,
@@ -84,31 +84,31 @@ pub async fn play(seed: u64, operations: u64) -> Result<Tally, String> {
         copied_at: None,
         copied_sql: None,
         tally: Tally::default(),
-        told: VecDeque::new(),
+        history: VecDeque::new(),
     };
     while run.tally.operations < operations {
-        run.turn().await.map_err(|error| run.failed(seed, &error))?;
+        run.step().await.map_err(|error| run.failed(seed, &error))?;
     }
     run.relay().await.map_err(|error| run.failed(seed, &error))?;
     Ok(run.tally)
 }
 
 impl Run {
-    async fn turn(&mut self) -> Result<(), String> {
+    async fn step(&mut self) -> Result<(), String> {
         let now = self.system.clock.now_ms();
-        let operation = Table::next_of_sql(&mut self.rng_of_sql)
-            .unwrap_or_else(|| self.table.next(&mut self.rng, now, &self.model));
-        self.tell(&operation);
+        let operation = Generator::next_sql_operation(&mut self.sql_rng)
+            .unwrap_or_else(|| self.generator.next(&mut self.rng, now, &self.model));
+        self.log_operation(&operation);
         self.tally.operations += operation.weight();
         match operation {
-            Operation::Claims(asks) => self.claims(&asks).await,
-            Operation::ClaimsInCrash(asks, yields) => self.claims_in_crash(&asks, yields).await,
-            Operation::Transition(ask, transition) => {
+            Operation::Claims(attempts) => self.claims(&attempts).await,
+            Operation::ClaimsInCrash(attempts, yields) => self.claims_in_crash(&attempts, yields).await,
+            Operation::Transition(attempt, transition) => {
                 self.tally.transitions += 1;
-                let expected = self.model.transition(now, &model_id(&ask), transition);
-                same(&expected, &self.system.transition(&ask, transition).await?)
+                let expected = self.model.transition(now, &model_id(&attempt), transition);
+                same(&expected, &self.system.transition(&attempt, transition).await?)
             }
-            Operation::LookUp(ask) => self.look_up(&ask).await,
+            Operation::LookUp(attempt) => self.look_up(&attempt).await,
             Operation::Clock(to) => {
                 self.system.set_clock(to).await;
                 Ok(())
@@ -119,10 +119,10 @@ impl Run {
             }
             Operation::Sweep => self.sweep(Recovered::Ready).await,
             Operation::Relay => self.relay().await,
-            Operation::RelayCut(looks) => {
+            Operation::RelayCut(reads) => {
                 self.sweep(Recovered::Ready).await?;
                 self.kept_exactly = false;
-                self.system.relay_cut(looks).await
+                self.system.relay_cut(reads).await
             }
             Operation::RestartRedis => {
                 self.tally.restarts += 1;
@@ -136,7 +136,7 @@ impl Run {
                 Ok(())
             }
             Operation::LoseKeys(mask) => self.lose_keys(mask).await,
-            Operation::Starve(asks, relays) => self.starve(&asks, relays).await,
+            Operation::Starve(attempts, relays) => self.starve(&attempts, relays).await,
             Operation::Copy => {
                 self.copied_at = Some(self.model.sequence);
                 self.system.copy().await;
@@ -154,34 +154,34 @@ impl Run {
         }
     }
 
-    async fn claims(&mut self, asks: &[Ask]) -> Result<(), String> {
+    async fn claims(&mut self, attempts: &[ClaimAttempt]) -> Result<(), String> {
         let now = self.system.clock.now_ms();
         let due = self.model.holds.first().is_some_and(|(expires_at, _)| *expires_at <= now);
-        let expected = decide(&mut self.model, now, &listed(asks));
-        let answers = self.system.claims(asks).await?;
-        self.record(asks, &expected);
+        let expected = decide(&mut self.model, now, &listed(attempts));
+        let answers = self.system.claims(attempts).await?;
+        self.record(attempts, &expected);
         same_each(&expected, &answers)?;
-        // Where two things happened in one call, one may have left its mark on the other.
+        // Compare the states if this call also expired holds, because one may have affected the other.
         if due { self.compare().await } else { Ok(()) }
     }
 
-    /// Redis died while claims were in flight: the first was decided or not, and the rest all or none. Asking again tells
-    /// which.
-    async fn claims_in_crash(&mut self, asks: &[Ask], yields: u32) -> Result<(), String> {
+    /// Kills Redis with claims in flight. The first claim was decided or not; of the remaining claims, all or
+    /// none were decided. A retry shows which.
+    async fn claims_in_crash(&mut self, attempts: &[ClaimAttempt], yields: u32) -> Result<(), String> {
         self.tally.crashes_in_flight += 1;
-        let (now, listed) = (self.system.clock.now_ms(), listed(asks));
-        let first = self.system.claims_in_crash(asks, yields).await;
+        let (now, listed) = (self.system.clock.now_ms(), listed(attempts));
+        let first = self.system.claims_in_crash(attempts, yields).await;
         let before = self.model.clone();
         let expected = decide(&mut self.model, now, &listed);
         if let Ok(answers) = &first
             && answers == &expected
         {
-            self.record(asks, &expected);
+            self.record(attempts, &expected);
         }
         let again = decide(&mut self.model, now, &listed);
-        let answers = self.ask_until_decided(asks).await?;
+        let answers = self.ask_until_decided(attempts).await?;
         if answers == again {
-            self.record(asks, &again);
+            self.record(attempts, &again);
             return Ok(());
         }
         if first.is_ok() {
@@ -193,20 +193,20 @@ impl Run {
             self.model.claim_all(now, decided);
             let expected = decide(&mut self.model, now, &listed);
             if answers == expected {
-                self.record(asks, &expected);
+                self.record(attempts, &expected);
                 return Ok(());
             }
         }
         self.model = before;
         let expected = decide(&mut self.model, now, &listed);
-        self.record(asks, &expected);
+        self.record(attempts, &expected);
         same_each(&expected, &answers)
     }
 
-    async fn ask_until_decided(&self, asks: &[Ask]) -> Result<Vec<Answer>, String> {
+    async fn ask_until_decided(&self, attempts: &[ClaimAttempt]) -> Result<Vec<Answer>, String> {
         let started = tokio::time::Instant::now();
         loop {
-            match self.system.claims(asks).await {
+            match self.system.claims(attempts).await {
                 Err(error) if started.elapsed() > support::SOON => return Err(error),
                 Err(_) => tokio::time::sleep(std::time::Duration::from_millis(5)).await,
                 decided => return decided,
@@ -214,13 +214,13 @@ impl Run {
         }
     }
 
-    fn record(&mut self, asks: &[Ask], answers: &[Answer]) {
-        for (ask, answer) in asks.iter().zip(answers) {
+    fn record(&mut self, attempts: &[ClaimAttempt], answers: &[Answer]) {
+        for (attempt, answer) in attempts.iter().zip(answers) {
             match answer {
                 Answer::Taken(view, _) => {
                     self.tally.granted += 1;
                     self.seen = self.seen.max(view.sequence);
-                    self.table.granted(ask.clone());
+                    self.generator.granted(attempt.clone());
                 }
                 Answer::Replayed(view, _) => {
                     self.tally.replayed += 1;
@@ -231,11 +231,11 @@ impl Run {
         }
     }
 
-    async fn look_up(&mut self, ask: &Ask) -> Result<(), String> {
-        let (counters, view) = self.system.look_up(ask).await?;
+    async fn look_up(&mut self, attempt: &ClaimAttempt) -> Result<(), String> {
+        let (counters, view) = self.system.look_up(attempt).await?;
         let found = (counters.now.as_ms(), counters.version.get(), counters.taken, counters.sequence, view);
         let model = &self.model;
-        let expected = model.claims.get(&model_id(ask)).map(|claim| claim.view);
+        let expected = model.claims.get(&model_id(attempt)).map(|claim| claim.view);
         let now = self.system.clock.now_ms();
         same(&(now, model.rules.version, model.taken, model.sequence, expected), &found)
     }
@@ -264,7 +264,8 @@ impl Run {
         compare::redis(&self.model, &self.system.redis().await).await
     }
 
-    /// Keys vanish. With the outbox goes what SQL has not heard yet; all else comes back from SQL.
+    /// Loses keys. Without the outbox, events that SQL does not have are lost; everything else is loaded from
+    /// SQL.
     async fn lose_keys(&mut self, mask: u8) -> Result<(), String> {
         if !self.kept_exactly {
             self.relay().await?;
@@ -274,23 +275,23 @@ impl Run {
         if self.system.lose_keys(mask).await {
             self.model.lose(&self.kept);
         } else if mask >> 4 & 1 == 1 {
-            // Read back from their users, claims do not tell when they last changed.
+            // Claims read back from their users' records lack the time of their last change.
             for (id, claim) in &mut self.model.claims {
                 if self.kept.claims.get(id) != Some(claim) {
                     claim.updated_at = claim.view.claimed_at;
                 }
             }
         }
-        // Before the load, what is left of the outbox goes to SQL; holds that are due come back only after it.
+        // Before the load the rest of the outbox is relayed to SQL; due holds expire only afterwards.
         self.kept = self.model.clone();
-        // What was copied may be of a time that has never been.
+        // The copy may now be of a state that never existed.
         self.copied_at = None;
         self.loaded(last_sequence(&self.kept).max(self.seen)..=before).await
     }
 
-    /// Redis comes back as it was a while ago. What SQL has heard since then tells.
+    /// Restores the copy of Redis. Later events in SQL reveal that.
     async fn stale(&mut self) -> Result<(), String> {
-        // A copy that lacks no grant cannot be told from the real thing: nothing is promised then.
+        // A copy that lacks no grant cannot be detected, so nothing is guaranteed then.
         let Some(_) = self.copied_at.take_if(|at| *at < last_sequence(&self.model)) else { return Ok(()) };
         self.relay().await?;
         self.tally.loads += 1;
@@ -298,7 +299,7 @@ impl Run {
         self.loaded(last_sequence(&self.kept).max(self.seen)..=self.model.sequence).await
     }
 
-    /// SQL comes back as it was a while ago: all that it lacks is written again from Redis.
+    /// Restores the copy of SQL: Redis must restore everything that the copy lacks.
     async fn forget_sql(&mut self, restarts: bool) -> Result<(), String> {
         let Some(copied) = self.copied_sql.take() else { return Ok(()) };
         self.relay().await?;
@@ -311,7 +312,7 @@ impl Run {
         }
         let rows = u64::try_from(self.model.claims.len()).expect("a count");
         let recovered = self.system.maintain().await?;
-        // An epoch may be all that was lost.
+        // Only an epoch may have been lost.
         if is_behind || recovered != Recovered::Ready {
             self.tally.loads += 1;
             same(&Recovered::Loaded(rows), &recovered)?;
@@ -319,32 +320,36 @@ impl Run {
         self.relay().await
     }
 
-    /// Redis has lost something: nothing is decided until all has been loaded from SQL.
+    /// Checks that after a loss in Redis nothing is decided until everything is loaded from SQL.
     async fn loaded(&mut self, sequences: RangeInclusive<u64>) -> Result<(), String> {
-        let refused = self.system.claims(&[Ask::probe()]).await;
+        let refused = self.system.claims(&[ClaimAttempt::probe()]).await;
         if !matches!(&refused, Err(why) if why.starts_with("campaign not ready")) {
-            return Err(format!("when Redis had lost something, a claim was answered {refused:?}"));
+            return Err(format!("after a loss in Redis a claim was answered {refused:?}"));
         }
         let rows = u64::try_from(self.model.claims.len()).expect("a count");
         self.sweep(Recovered::Loaded(rows)).await?;
-        let (counters, _) = self.system.look_up(&Ask::probe()).await?;
+        let (counters, _) = self.system.look_up(&ClaimAttempt::probe()).await?;
         if !sequences.contains(&counters.sequence) {
-            return Err(format!("sequences go on from {}, not from {sequences:?}", counters.sequence));
+            return Err(format!(
+                "sequence numbers continue from {}, not from {sequences:?}",
+                counters.sequence
+            ));
         }
         (self.model.sequence, self.kept.sequence) = (counters.sequence, counters.sequence);
         self.compare().await
     }
 
-    /// Out of memory, Redis refuses before it writes anything, and the relay goes on all the same.
-    async fn starve(&mut self, asks: &[Ask], relays: bool) -> Result<(), String> {
+    /// Checks that Redis without free memory rejects claims before it writes anything, and that the relay
+    /// continues.
+    async fn starve(&mut self, attempts: &[ClaimAttempt], relays: bool) -> Result<(), String> {
         self.sweep(Recovered::Ready).await?;
         self.system.starve(true).await;
-        let refused = self.system.claims(asks).await;
+        let refused = self.system.claims(attempts).await;
         if relays && self.rng.percent(50) {
             self.tally.restarts += 1;
             self.system.restart_core().await;
             self.seen = last_sequence(&self.kept);
-            // The sweep is refused; that the campaign is ready, it finds out before.
+            // The sweep fails, but before that the recovery finds the campaign ready.
             let _ = self.system.maintain().await;
         }
         let relayed = if relays { self.system.relay_starved().await } else { Ok(()) };
@@ -356,51 +361,60 @@ impl Run {
         self.relay().await
     }
 
-    fn tell(&mut self, operation: &Operation) {
+    fn log_operation(&mut self, operation: &Operation) {
         let number = self.tally.operations;
         let now = self.system.clock.now_ms();
-        self.told.push_back(format!("{number} at {now}: {}", Short(operation)));
-        if self.told.len() > TOLD_MAX {
-            self.told.pop_front();
+        self.history.push_back(format!("{number} at {now}: {}", Short(operation)));
+        if self.history.len() > HISTORY_MAX {
+            self.history.pop_front();
         }
     }
 
     fn failed(&self, seed: u64, error: &str) -> String {
-        let told: Vec<_> = self.told.iter().map(String::as_str).collect();
+        let history: Vec<_> = self.history.iter().map(String::as_str).collect();
         format!(
             "SEED={seed} fails at operation {}:\n{error}\nThe rules then: {:?}\nThe last operations:\n{}",
             self.tally.operations,
             self.model.rules,
-            told.join("\n")
+            history.join("\n")
         )
     }
 }
 
-/// The last sequence that a model's claims have: all that SQL can know of.
+/// Returns the last sequence number of a model's claims: the highest that SQL can have.
 fn last_sequence(model: &Model) -> u64 {
     model.claims.values().map(|claim| claim.view.sequence).max().unwrap_or(0)
 }
 
-/// An operation on one line of bounded length.
+/// Prints an operation on one line of limited length.
 struct Short<'a>(&'a Operation);
 
 impl fmt::Display for Short<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = format!("{:?}", self.0);
-        let text =
-            text.replace("Ask { user: ", "").replace("key: ", "").replace("quantity: ", "×").replace('"', "");
+        let text = text
+            .replace("ClaimAttempt { user: ", "")
+            .replace("key: ", "")
+            .replace("quantity: ", "×")
+            .replace('"', "");
         write!(f, "{}", text.chars().take(1500).collect::<String>())
     }
 }
 
-/// Claims that are made together: the first, which finds nothing in flight, goes alone, and the rest once it is decided.
-fn decide(model: &mut Model, now: i64, listed: &[(Id, u32)]) -> Vec<Answer> {
+/// Decides concurrent claims: the first finds no claim in flight and is sent separately; the remaining claims
+/// follow once it has been decided.
+fn decide(model: &mut Model, now: i64, listed: &[Attempt]) -> Vec<Answer> {
     let (first, rest) = listed.split_at(1);
     [model.claim_all(now, first), model.claim_all(now, rest)].concat()
 }
 
-fn listed(asks: &[Ask]) -> Vec<(Id, u32)> {
-    asks.iter().map(|ask| (model_id(ask), ask.quantity)).collect()
+fn listed(attempts: &[ClaimAttempt]) -> Vec<Attempt> {
+    let listed = attempts.iter().map(|attempt| Attempt {
+        id: model_id(attempt),
+        quantity: attempt.quantity,
+        pass: attempt.pass,
+    });
+    listed.collect()
 }
 
 fn same_each(expected: &[Answer], found: &[Answer]) -> Result<(), String> {
@@ -414,7 +428,7 @@ fn same_each(expected: &[Answer], found: &[Answer]) -> Result<(), String> {
     }
 }
 
-/// `Err` when what was found is not what was expected.
+/// Returns `Err` if `found` differs from `expected`.
 pub fn same<T: PartialEq + Debug>(expected: &T, found: &T) -> Result<(), String> {
     if expected == found { Ok(()) } else { Err(format!("expected {expected:?}\nfound    {found:?}")) }
 }

@@ -1,19 +1,20 @@
-//! Seeds that have failed once, each under the name of what was wrong then. A seed is good for one way of choosing
-//! operations: after a change of `operations.rs` they must be found again, with the mutant that brings the defect back.
+//! Seeds that have failed, each with the defect that caused the failure. A seed depends on the choice of
+//! operations, so after a change of `operations.rs` a new one must be found, with the mutant that restores
+//! the defect.
 
-/// Seed, operations, and what was found with them.
+/// Seed, number of operations, and the defect.
 pub const SEEDS: [(u64, u64, &str); 3] =
-    // The mutant denial_turns_the_day.
+    // Found by the mutant denial_changes_the_day.
     [
-        (15, 600, "a refusal turned the user's day, when a hold of the same user came back in the same call"),
+        (15, 600, "a denial changed the user's day when a hold of the same user expired in the same call"),
         (
             1_795_336_412_665,
             300,
-            "a sweep refused for want of memory kept its lease, and the next one gave nothing back",
+            "a sweep that failed without memory kept its lease, and the next one expired nothing",
         ),
         (
             1_795_419_121_109,
             700,
-            "the model took claims made together for one call: the first goes alone, and its call has due holds of its own",
+            "the model treated concurrent claims as one call: the first is sent alone, and its call expires due holds separately",
         ),
     ];

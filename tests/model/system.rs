@@ -1,4 +1,4 @@
-//! Core's own parts against a real Redis on a clock that stands still, and a real SQLite file: everything but HTTP.
+//! Core's modules except HTTP, with a real Redis server on a frozen clock and a real SQLite file.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -9,15 +9,18 @@ use claimgate_core::domain::campaign::Campaign;
 use claimgate_core::domain::campaign_change::NewCampaign;
 use claimgate_core::domain::claim_transition::ClaimTransition;
 use claimgate_core::engine::Engine;
-use claimgate_core::engine::batcher::{BatcherError, Decision};
-use claimgate_core::engine::handle::CampaignHandle;
-use claimgate_core::engine::recovery::Recovered;
+use claimgate_core::engine::campaign::handle::CampaignHandle;
+use claimgate_core::engine::claim::batcher::Decision;
+use claimgate_core::engine::error::EngineError;
+use claimgate_core::engine::lifecycle::recovery::Recovered;
 use claimgate_core::jobs::outbox_relay::OutboxRelay;
 use claimgate_core::redis_address::RedisAddress;
-use claimgate_core::store::redis::replies::Counters;
+use claimgate_core::store::redis::scripts::replies::Counters;
 use claimgate_core::store::sql::{Change, Changed, ClaimCursor, ClaimFilter, ClaimRow, SqlStore};
 use claimgate_shared::campaign;
-use claimgate_shared::{Attempt, ClaimId, ClaimRequest, Limits as CoreLimits, Timestamp, Version, Window};
+use claimgate_shared::{
+    Attempt, ClaimId, ClaimRequest, Limits as CoreLimits, PassRule, ShownPass, Timestamp, Version, Window,
+};
 use futures_util::future::{join, join_all};
 use serde_json::json;
 use support::clock::FrozenClock;
@@ -28,14 +31,14 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, yield_now};
 use tokio::time::Instant;
 
-use super::operations::Ask;
-use super::reference::{AdminState, Answer, Id, Rules, Transition, View};
+use super::operations::ClaimAttempt;
+use super::reference::{AdminState, Answer, Id, Pass, Rules, Transition, View};
 use super::words;
 
-/// The campaign that is played with.
+/// The id of the campaign.
 pub const CAMPAIGN: &str = "model";
 
-/// One campaign's Redis, SQL and core.
+/// The Redis, SQL and core of one campaign.
 #[derive(Debug)]
 pub struct System {
     pub clock: FrozenClock,
@@ -43,12 +46,12 @@ pub struct System {
     sql: SqlStore,
     core: Core,
     copied: Vec<(String, Vec<u8>)>,
-    /// The database, past core.
+    /// Direct access to the database.
     tables: Sql,
     _directory: TempDir,
 }
 
-/// What core forgets when it is killed.
+/// The state that core loses when it is killed.
 #[derive(Debug)]
 struct Core {
     engine: Engine,
@@ -63,15 +66,15 @@ impl Core {
         Self { engine, handle }
     }
 
-    /// Claims. All as first tries, whatever they are: so they are refused from memory wherever that is possible, and what one
-    /// core alone remembers is to be right for retries, too.
-    async fn claim(&self, request: &ClaimRequest) -> Result<Decision, BatcherError> {
-        self.engine.batcher.claim(&self.handle, request, Attempt::First).await
+    /// Sends any claim as a first try, so that the cache denies it where possible and must also be right for
+    /// retries.
+    async fn claim(&self, request: &ClaimRequest, pass: Option<ShownPass>) -> Result<Decision, EngineError> {
+        self.engine.claims.batcher.claim(&self.handle, request, Attempt::First, pass).await
     }
 }
 
 impl System {
-    /// A new campaign, loaded into Redis and open to calls.
+    /// Creates a new campaign, loaded into Redis and open to calls.
     pub async fn start(rules: &Rules, begins_at: i64) -> Self {
         let clock = FrozenClock::at(begins_at);
         let redis = Servers::start_frozen(&clock).await;
@@ -86,18 +89,22 @@ impl System {
         Self { clock, redis, sql, core, copied: Vec::new(), tables, _directory: directory }
     }
 
-    /// Claims together; `Err` when any was not decided.
-    pub async fn claims(&self, asks: &[Ask]) -> Result<Vec<Answer>, String> {
-        let requests: Vec<_> = asks.iter().map(request).collect();
-        let decisions = requests.iter().map(|request| self.core.claim(request));
+    /// Sends claims concurrently; `Err` if any has no decision.
+    pub async fn claims(&self, attempts: &[ClaimAttempt]) -> Result<Vec<Answer>, String> {
+        let requests: Vec<_> = attempts.iter().map(request).collect();
+        let decisions = requests.iter().map(|(request, pass)| self.core.claim(request, *pass));
         let decisions = join_all(decisions).await.into_iter();
         decisions.map(|decision| decision.as_ref().map(words::answer).map_err(ToString::to_string)).collect()
     }
 
-    /// Claims together, with Redis killed after `yields`; it is back afterwards.
-    pub async fn claims_in_crash(&mut self, asks: &[Ask], yields: u32) -> Result<Vec<Answer>, String> {
-        let requests: Vec<_> = asks.iter().map(request).collect();
-        let decisions = requests.iter().map(|request| self.core.claim(request));
+    /// Sends claims concurrently and kills Redis after `yields`; restarts it afterwards.
+    pub async fn claims_in_crash(
+        &mut self,
+        attempts: &[ClaimAttempt],
+        yields: u32,
+    ) -> Result<Vec<Answer>, String> {
+        let requests: Vec<_> = attempts.iter().map(request).collect();
+        let decisions = requests.iter().map(|(request, pass)| self.core.claim(request, *pass));
         let redis = &mut self.redis;
         let killed = async {
             for _ in 0..yields {
@@ -117,46 +124,61 @@ impl System {
         self.changed();
     }
 
-    /// Drops what the batcher has cached of being sold out, which may be 100 ms old: as core does after its own
-    /// changes, and as time does with the rest.
+    /// Drops the batcher's cached "sold out" state, as core does after its own changes. Otherwise the state
+    /// expires within 100 ms.
     fn changed(&self) {
-        self.core.engine.batcher.invalidate(&self.core.handle.campaign().id);
+        self.core.engine.claims.batcher.invalidate(&self.core.handle.campaign().id);
     }
 
-    /// Confirms or returns.
-    pub async fn transition(&self, ask: &Ask, transition: Transition) -> Result<Option<View>, String> {
+    /// Confirms or returns a claim.
+    pub async fn transition(
+        &self,
+        attempt: &ClaimAttempt,
+        transition: Transition,
+    ) -> Result<Option<View>, String> {
         let transition = match transition {
             Transition::Confirm => ClaimTransition::Confirm,
             Transition::Return => ClaimTransition::Return,
         };
-        let (core, id) = (&self.core, claim_id(ask));
-        let changed = core.engine.sync.transition(&core.handle, &id, transition, "model").await;
+        let (core, id) = (&self.core, claim_id(attempt));
+        let changed = core.engine.stores.transition(&core.handle, &id, transition, "model").await;
         self.changed();
         Ok(changed.map_err(|error| error.to_string())?.as_ref().map(words::record_view))
     }
 
-    /// The claim as Redis has it, and the counters.
-    pub async fn look_up(&self, ask: &Ask) -> Result<(Counters, Option<View>), String> {
-        let found = self.core.engine.sync.read(&self.core.handle, Some(&claim_id(ask))).await;
+    /// Reads the claim and the counters from Redis.
+    pub async fn look_up(&self, attempt: &ClaimAttempt) -> Result<(Counters, Option<View>), String> {
+        let found = self.core.engine.stores.read(&self.core.handle, Some(&claim_id(attempt))).await;
         let (counters, record) = found.map_err(|error| error.to_string())?;
         Ok((counters, record.as_ref().map(words::record_view)))
     }
 
-    /// Puts new rules into force: SQL first, then Redis.
+    /// Applies new rules: to SQL first, then to Redis.
     pub async fn change(&self, rules: &Rules) -> Result<(), String> {
         let before = self.core.handle.campaign();
         let after = with_rules(&before, rules);
         let changed = self.sql.change(before.version, &after, change_at(self.clock.now_ms())).await;
-        let Ok(Some(Changed::Done(campaign) | Changed::AsBefore(campaign))) = changed else {
+        let Ok(Some(Changed::Done(campaign) | Changed::Unchanged(campaign))) = changed else {
             return Err(format!("{changed:?}"));
         };
         self.core.engine.registry.update(campaign);
-        let changed = self.core.engine.put_into_force(&self.core.handle, None).await;
+        let changed = self.core.engine.changes.put_into_force(&self.core.handle, None).await;
         self.changed();
         changed.map_err(|error| error.to_string())
     }
 
-    /// Runs the recovery on the campaign, which sweeps holds too.
+    /// Pauses the campaign as an admin does; returns the version that SQL has afterwards.
+    pub async fn pause(&self) -> Result<u64, String> {
+        let (id, change) = (self.core.handle.campaign().id.clone(), change_at(self.clock.now_ms()));
+        let paused =
+            self.core.engine.changes.set_admin_state(&id, campaign::AdminState::Paused, change).await;
+        self.changed();
+        paused.map_err(|error| error.to_string())?;
+        let row = self.sql.campaign(&id).await.expect("SQL answers").expect("the campaign");
+        Ok(row.version.get())
+    }
+
+    /// Runs the recovery on the campaign, which also expires holds.
     pub async fn maintain(&self) -> Result<Recovered, String> {
         let recovered = self.core.engine.recovery.maintain(&self.core.handle).await;
         self.changed();
@@ -171,7 +193,7 @@ impl System {
             let (counters, _) = self
                 .core
                 .engine
-                .sync
+                .stores
                 .read(&self.core.handle, None)
                 .await
                 .map_err(|error| error.to_string())?;
@@ -186,11 +208,11 @@ impl System {
         relay.await.map_err(|error| error.to_string())
     }
 
-    /// Relays for as long as `looks` at the campaign take, and is cut off wherever it is then.
-    pub async fn relay_cut(&self, looks: u32) -> Result<(), String> {
+    /// Relays during `reads` reads of the campaign, then aborts the relay at an arbitrary point.
+    pub async fn relay_cut(&self, reads: u32) -> Result<(), String> {
         let (_stop, relay) = self.start_relay();
-        for _ in 0..looks {
-            self.core.engine.sync.read(&self.core.handle, None).await.map_err(|error| error.to_string())?;
+        for _ in 0..reads {
+            self.core.engine.stores.read(&self.core.handle, None).await.map_err(|error| error.to_string())?;
         }
         relay.abort();
         let _ = relay.await;
@@ -203,49 +225,58 @@ impl System {
         (stop, tokio::spawn(relay.run(stopped)))
     }
 
-    /// `kill -9` of Redis, and back.
+    /// Kills Redis with SIGKILL and restarts it.
     pub async fn restart_redis(&mut self) {
         self.redis.kill_and_restart_frozen(&self.clock).await;
-        // Core may have tried to connect a moment too soon, and then lets a little time pass.
+        // If core tried to connect too early, it waits before it retries.
         eventually(SOON, || async {
-            self.core.engine.sync.redis.ping().await.map_err(|error| error.to_string())
+            self.core.engine.stores.redis.probe().await.outcome.map_err(|error| error.to_string())
         })
         .await;
         self.changed();
     }
 
-    /// A core that knows only what SQL and Redis know.
+    /// Demotes Redis to a replica and promotes it, which changes the replication id. A new core connects
+    /// afterwards.
+    pub async fn promote_redis(&mut self) {
+        let redis = self.redis.view().await;
+        redis.query::<()>(&["REPLICAOF", "127.0.0.1", "1"]).await;
+        redis.query::<()>(&["REPLICAOF", "NO", "ONE"]).await;
+        self.restart_core().await;
+    }
+
+    /// Starts a core that has only the data in SQL and Redis.
     pub async fn restart_core(&mut self) {
         let id = CAMPAIGN.parse().expect("an id");
         let campaign = self.sql.campaign(&id).await.expect("SQL answers").expect("the campaign");
         self.core = Core::start(&self.redis, &self.sql, campaign);
     }
 
-    /// Takes the keys of `mask` out of Redis; whether what SQL has not heard of is lost with them.
+    /// Deletes the keys of `mask` from Redis; returns whether data is lost that SQL does not have.
     pub async fn lose_keys(&self, mask: u8) -> bool {
         let keys = self.core.handle.keys.all();
         let lost = keys.iter().enumerate().filter(|(at, _)| mask >> at & 1 == 1).map(|(_, key)| *key);
         let words: Vec<_> = std::iter::once("UNLINK").chain(lost).collect();
         self.redis.view().await.query::<u64>(&words).await;
         self.changed();
-        // With the counters, the users and the claims all there, SQL gets from them what the outbox would have told.
+        // With state, users and claims all present, SQL can recover the outbox's events from them.
         words.contains(&keys[4]) && keys[..3].iter().any(|key| words.contains(key))
     }
 
-    /// Takes all memory from Redis, or gives it back.
+    /// Removes Redis' free memory, or restores it.
     pub async fn starve(&self, starve: bool) {
         let bytes = if starve { "1" } else { "0" };
         self.redis.view().await.query_all::<()>(&["CONFIG", "SET", "maxmemory", bytes]).await;
         self.changed();
     }
 
-    /// Relays until the outbox is empty, asking Redis past core.
+    /// Relays until the outbox is empty, reading Redis directly.
     pub async fn relay_starved(&self) -> Result<(), String> {
         let (stop, relay) = self.start_relay();
         let (redis, started) = (self.redis.view().await, Instant::now());
         while redis.outbox_entries(CAMPAIGN).await > 1 {
             if started.elapsed() > SOON {
-                return Err("without memory, the outbox is not relayed".to_owned());
+                return Err("the outbox is not relayed while Redis is out of memory".to_owned());
             }
         }
         stop.send_replace(true);
@@ -261,7 +292,7 @@ impl System {
         }
     }
 
-    /// Redis dies, and comes back with the copy in place of the campaign's keys.
+    /// Kills Redis and restarts it with the copy in place of the campaign's keys.
     pub async fn restart_redis_on_copy(&mut self) {
         let redis = self.redis.view().await;
         for (key, dump) in &self.copied {
@@ -275,22 +306,23 @@ impl System {
         self.tables.copy_tables().await;
     }
 
-    /// The copy takes the database's place, and core notices, as it does within a second; with `restarts`, another core does.
+    /// Replaces the database by the copy. Core notices that within a second; with `restarts`, a new core
+    /// notices it.
     pub async fn forget_sql(&mut self, restarts: bool) {
-        self.tables.bring_tables_back().await;
+        self.tables.restore_tables().await;
         if restarts {
             self.restart_core().await;
         }
-        self.core.handle.suspect_sql();
+        self.core.handle.suspect_sql_loss();
         self.changed();
     }
 
-    /// Redis as it is.
+    /// Opens a direct connection to Redis.
     pub async fn redis(&self) -> RedisView {
         self.redis.view().await
     }
 
-    /// Every row of SQL, and the units it sums them up to.
+    /// Returns all rows of SQL, and the sum of their units.
     pub async fn rows(&self) -> (Vec<ClaimRow>, u64) {
         let id = CAMPAIGN.parse().expect("an id");
         let (filter, start) = (ClaimFilter::default(), ClaimCursor::default());
@@ -300,23 +332,29 @@ impl System {
     }
 }
 
-/// The id that the model knows a claim by.
-pub fn model_id(ask: &Ask) -> Id {
-    (ask.user.clone(), claim_id(ask).digest)
+/// Returns the model's id of a claim.
+pub fn model_id(attempt: &ClaimAttempt) -> Id {
+    (attempt.user.clone(), claim_id(attempt).digest)
 }
 
-/// The claim's id.
-pub fn claim_id(ask: &Ask) -> ClaimId {
-    request(ask).claim_id()
+/// Returns the claim's id.
+pub fn claim_id(attempt: &ClaimAttempt) -> ClaimId {
+    request(attempt).0.claim_id()
 }
 
-fn request(ask: &Ask) -> ClaimRequest {
-    ClaimRequest {
+fn request(attempt: &ClaimAttempt) -> (ClaimRequest, Option<ShownPass>) {
+    let pass = match attempt.pass {
+        Pass::Missing => None,
+        Pass::Shown => Some(ShownPass::UNLIMITED),
+        Pass::Units(units) => Some(ShownPass { units: NonZeroU32::new(units) }),
+    };
+    let request = ClaimRequest {
         campaign_id: CAMPAIGN.parse().expect("an id"),
-        user_id: ask.user.parse().expect("an id"),
-        quantity: ask.quantity.try_into().expect("a quantity"),
-        idempotency_key: ask.key.parse().expect("a key"),
-    }
+        user_id: attempt.user.parse().expect("an id"),
+        quantity: attempt.quantity.try_into().expect("a quantity"),
+        idempotency_key: attempt.key.parse().expect("a key"),
+    };
+    (request, pass)
 }
 
 fn change_at(ms: i64) -> Change<'static> {
@@ -332,9 +370,8 @@ fn new_campaign(rules: &Rules) -> Campaign {
         "id": CAMPAIGN, "name": "model", "starts_at": timestamp(rules.starts_at),
         "time_zone": rules.zone.iana_name(), "hold_seconds": rules.hold_ms.map(|ms| ms / 1000),
     });
-    let campaign =
-        NewCampaign::parse(body.to_string().as_bytes(), timestamp(rules.starts_at)).expect("a campaign");
-    with_rules(&campaign, rules)
+    let new = NewCampaign::parse(body.to_string().as_bytes()).expect("a campaign");
+    with_rules(&new.created_at(timestamp(rules.starts_at)).expect("a campaign"), rules)
 }
 
 fn with_rules(campaign: &Campaign, rules: &Rules) -> Campaign {
@@ -353,6 +390,10 @@ fn with_rules(campaign: &Campaign, rules: &Rules) -> Campaign {
             AdminState::Paused => campaign::AdminState::Paused,
             AdminState::Ended => campaign::AdminState::Ended,
         },
+        pass: rules.pass_until.map(|until| match until {
+            i64::MAX => PassRule::Always,
+            until => PassRule::Until { until: timestamp(until) },
+        }),
         version: Version::new(rules.version),
         ..campaign.clone()
     }

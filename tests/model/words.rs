@@ -1,12 +1,12 @@
-//! Core's words in the model's.
+//! Translates core's types to the model's.
 
 use claimgate_core::domain::claim_record::ClaimRecord;
-use claimgate_core::engine::batcher::Decision;
+use claimgate_core::engine::claim::batcher::Decision;
 use claimgate_shared::{Claim as CoreClaim, ClaimStatus, Denial, Outcome, Timestamp};
 
 use super::reference::{Answer, Claim, Left, Status, View};
 
-/// A decision, as the model would give it.
+/// Returns a decision as the model would return it.
 pub fn answer(decision: &Decision) -> Answer {
     let left = Left { remaining: decision.remaining, version: decision.version.get() };
     match &decision.outcome {
@@ -22,6 +22,7 @@ fn refused(denial: Denial, version: u64) -> Answer {
         Denial::UserLimitReached { remaining } | Denial::SoldOut { remaining } => (Some(remaining), None),
         Denial::Ended { ends_at } => (None, ends_at),
         Denial::NotStarted { starts_at } => (None, Some(starts_at)),
+        Denial::PassRequired { until } => (None, until),
         _ => (None, None),
     };
     Answer::Refused { code: denial.code().as_str(), remaining, at: at.map(Timestamp::as_ms), version }
@@ -37,7 +38,7 @@ fn view(claim: &CoreClaim) -> View {
     }
 }
 
-/// A claim's status; revoked ones do not come up here, since nothing is ever granted again.
+/// Returns a claim's status. No claim is revoked here, since nothing is ever granted twice.
 pub fn status(status: ClaimStatus) -> Status {
     match status {
         ClaimStatus::Granted => Status::Granted,
@@ -48,7 +49,7 @@ pub fn status(status: ClaimStatus) -> Status {
     }
 }
 
-/// A claim's record as its owner sees it.
+/// Returns a claim's record as callers see it.
 pub fn record_view(record: &ClaimRecord) -> View {
     View {
         quantity: record.quantity,
@@ -59,7 +60,7 @@ pub fn record_view(record: &ClaimRecord) -> View {
     }
 }
 
-/// A record against the model's claim; when it was last changed is not in it.
+/// Compares a record with the model's claim; a record lacks the time of the last change.
 pub fn is_same(record: &ClaimRecord, claim: &Claim) -> bool {
     (record_view(record), i64::from(record.day), record.revision) == (claim.view, claim.day, claim.revision)
 }

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Mutation tests, for `make soak`: a copy of the tree gets one defect at a time, and the model has to go red on it, or the
-# test that is named with it. A defect whose text is no longer found ends the run; one that does not build is told with the
-# others at its end. Both are errors: they would prove nothing.
+# Mutation tests, for `make soak`: a copy of the tree gets one defect at a time, and the model or the test named with the
+# defect must fail. A defect whose text is not found ends the run; one that does not build is listed at the end. Both are
+# errors, because they prove nothing.
 #
-#   tests/mutants/run.sh [NAME …]     all of defects.sh, or those named
-#   tests/mutants/run.sh --check      only whether every defect's text is still found
+#   tests/mutants/run.sh [NAME …]     runs all of defects.sh, or the named defects
+#   tests/mutants/run.sh --check      only checks that every defect's text is still found
 #
-# SEED and OPERATIONS as in tests/model.rs. MUTANTS_TARGET is where the copy is built (target/mutants/build).
+# SEED and OPERATIONS work as in tests/model/main.rs. MUTANTS_TARGET is the build directory (target/mutants/build).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 root=$PWD
 tree=$root/target/mutants/tree
 export CARGO_TARGET_DIR=${MUTANTS_TARGET:-$root/target/mutants/build}
-unset CLAIMGATE_BIN # the program that is tested is the copy's
+unset CLAIMGATE_BIN # tests the copy's program
 export SEED=${SEED:-1} OPERATIONS=${OPERATIONS:-40000} RUST_BACKTRACE=0
 log=$root/target/mutants/logs
 check_only=
@@ -20,7 +20,7 @@ if [ "${1-}" = --check ]; then check_only=yes && shift; fi
 wanted=("$@")
 caught=() missed=() broken=()
 
-# Only what is different is written, so that only what is different is built again.
+# Writes only changed files, so that only these are rebuilt.
 copy_tree() {
     mkdir -p "$tree" "$log"
     git ls-files --cached --others --exclude-standard -z |
@@ -31,11 +31,11 @@ copy_tree() {
         done
 }
 
-# $1 the test binary, the rest for it.
+# $1 is the test binary; the rest are its arguments.
 run_test() { (cd "$tree" && cargo test --quiet -p claimgate-tests --test "$@"); }
 
-# The tests of e2e/ and faults/ run the program itself.
-build() { # $1 the test binary
+# The tests in e2e/ and faults/ run the program itself.
+build() { # $1 is the test binary
     run_test "$1" --no-run || return
     case $1 in e2e | faults) (cd "$tree" && cargo build --quiet --profile test --bin claimgate) ;; esac
 }
@@ -47,14 +47,14 @@ is_wanted() {
     return 1
 }
 
-# defect NAME FILE OLD NEW [TEST FILTER]: OLD stands in FILE exactly once, and becomes NEW. Those tests have to notice.
+# defect NAME FILE OLD NEW [TEST FILTER]: replaces OLD, which must occur in FILE exactly once, by NEW. The tests must fail.
 defect() {
     local name=$1 file=$2 old=$3 new=$4 test=${5:-model} filter=${6:-the_system} text rest started
     is_wanted "$name" || return 0
     text=$(cat "$root/$file" && echo .)
     rest=${text/"$old"/}
     if [ "$rest" = "$text" ] || [ "${rest/"$old"/}" != "$rest" ]; then
-        echo "$name: this stands not exactly once in $file: $old" >&2
+        echo "$name: this text must occur exactly once in $file: $old" >&2
         exit 2
     fi
     if [ -n "$check_only" ]; then return 0; fi
@@ -83,7 +83,7 @@ copy_tree
 echo "without a defect:"
 if ! run_test model the_system -- --nocapture >"$log/without" 2>&1; then
     tail -n 40 "$log/without" >&2
-    echo "without a defect: the model fails; the whole output is in $log/without" >&2
+    echo "without a defect: the model fails; the complete output is in $log/without" >&2
     exit 2
 fi
 grep -E 'SEED|campaigns' "$log/without"

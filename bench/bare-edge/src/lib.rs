@@ -1,12 +1,12 @@
-//! The least that a Worker can do, in the language and the build of claimgate's: at `/` it says hello, and anything else
-//! it passes on to core as it is.
+//! A minimal Worker, written and built like claimgate's: responds "hello" at `/` and forwards everything else
+//! to core unchanged.
 
 use worker::{Context, Env, Request, Response, event};
 
-/// Answers every request.
+/// Responds to every request.
 ///
 /// # Errors
-/// When core cannot be reached.
+/// If core is unreachable.
 #[event(fetch)]
 pub async fn fetch(request: Request, env: Env, _context: Context) -> worker::Result<Response> {
     if request.path() == "/" {

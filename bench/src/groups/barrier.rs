@@ -1,4 +1,4 @@
-//! What it costs to wait until a replica has each claim: claimgate beside itself, a replica attached to both.
+//! Cost of waiting until a replica has each claim: claimgate with and without the wait. Both have a replica.
 
 use super::Group;
 use super::http::length;
@@ -10,20 +10,21 @@ use crate::redis::Fsync;
 use crate::server::Server;
 use crate::session::Session;
 
-/// The group.
 pub const GROUP: Group = Group {
     name: "barrier",
-    about: "claims over HTTP with a replica: not waited for, waited for",
+    about: "claims over HTTP with a replica, without and with waiting for it",
     figures: FIGURES,
     parts: &[Cost::of(10.0, 3.0, 7.0), Cost::of(8.0, 2.0, 6.5)],
     run: |session| Box::pin(run(session)),
 };
 
-/// Claims from 1,000 campaigns before those that count: each is brought into Redis by its first.
+/// Warm-up for 1,000 campaigns: a campaign's first claim loads it into Redis.
 const WARM_UP: Pace = Pace::Count(5_000);
-/// With that many times the connections no processor waits for callers that wait for a replica.
+/// Full load has this many times the connections, so that no processor is idle while callers wait for a
+/// replica.
 const FULL_LOAD: usize = 4;
-/// Of another group's length: with the full load there are twice as many, and `make bench` has 12 minutes.
+/// Factor that shortens each measurement: full load doubles the number of measurements, and `make bench` has
+/// 12 minutes.
 const SHORTER: f64 = 2.0 / 3.0;
 
 /// The figures of one fsync setting, one spread and one number of connections.
@@ -47,11 +48,11 @@ macro_rules! set {
         Set {
             load: $load,
             ratio: &Definition::at_least(concat!("barrier, ", $load, ", ", $word), Unit::Ratio, 0.9),
-            without: &Definition::told(
-                concat!("replica not waited for, ", $load, ", ", $word),
+            without: &Definition::info(
+                concat!("without waiting for replica, ", $load, ", ", $word),
                 Unit::PerSecond,
             ),
-            with: &Definition::told(concat!("replica waited for, ", $load, ", ", $word), Unit::PerSecond),
+            with: &Definition::info(concat!("waiting for replica, ", $load, ", ", $word), Unit::PerSecond),
         }
     };
 }
@@ -86,27 +87,29 @@ sets! {
 #[derive(Debug)]
 struct Replicated {
     server: Server,
-    thousand: Campaigns,
+    thousand_campaigns: Campaigns,
 }
 
 impl Replicated {
     async fn start(session: &mut Session, replicas: u32, fsync: Fsync) -> anyhow::Result<Self> {
         let mut server = Server::start_replicated(replicas, fsync).await?;
-        let mut thousand = server.thousand().await;
-        server.claims_of(session, &mut thousand, session.options.connections, WARM_UP).await?;
-        Ok(Self { server, thousand })
+        let mut thousand_campaigns = server.thousand_campaigns().await;
+        server.claims_of(session, &mut thousand_campaigns, session.options.connections, WARM_UP).await?;
+        Ok(Self { server, thousand_campaigns })
     }
 
-    /// Claims a second from one campaign and from 1,000, and the same from four times as many connections.
+    /// Returns claims per second of one campaign and of 1,000, then the same with four times as many
+    /// connections.
     async fn measure(&mut self, session: &mut Session) -> anyhow::Result<[f64; 4]> {
         let pace = Pace::Closed(length(session).mul_f64(SHORTER));
         let mut measured = [0.0; 4];
         for (at, times) in [(0, 1), (2, FULL_LOAD)] {
             let connections = times * session.options.connections;
             let one = self.server.claims(session, connections, pace).await?;
-            let thousand = self.server.claims_of(session, &mut self.thousand, connections, pace).await?;
+            let spread =
+                self.server.claims_of(session, &mut self.thousand_campaigns, connections, pace).await?;
             measured[at] = one.tally.per_second();
-            measured[at + 1] = thousand.tally.per_second();
+            measured[at + 1] = spread.tally.per_second();
         }
         Ok(measured)
     }
@@ -122,7 +125,7 @@ async fn run(session: &mut Session) -> anyhow::Result<()> {
             let after = with.measure(session).await?;
             for ((set, before), after) in sets.sets.iter().zip(before).zip(after) {
                 session.say(format_args!(
-                    "round {round} · {}, {}: {before:.0} claims/s, {after:.0} when the replica is waited for",
+                    "round {round} · {}, {}: {before:.0} claims/s, {after:.0} when waiting for the replica",
                     set.load, sets.fsync
                 ));
                 session.add(set.ratio, after / before);

@@ -1,9 +1,9 @@
-//! In process through the batcher, against baseline (a): no HTTP on either side.
+//! Claims in process, through the batcher, compared with baseline (a): neither uses HTTP.
 
 use std::sync::Arc;
 
 use claimgate_core::config::sqlite_url;
-use claimgate_core::engine::handle::CampaignHandle;
+use claimgate_core::engine::campaign::handle::CampaignHandle;
 use tempfile::TempDir;
 
 use super::Group;
@@ -17,7 +17,6 @@ use crate::redis::{self, Fsync};
 use crate::session::Session;
 use crate::users::Uuids;
 
-/// The group.
 pub const GROUP: Group = Group {
     name: "batcher",
     about: "in process through the batcher, and redis-benchmark with a plain script",
@@ -26,7 +25,7 @@ pub const GROUP: Group = Group {
     run: |session| Box::pin(run(session)),
 };
 
-/// Claims before those that count: they warm the way to Redis and tell how many make up the time wanted.
+/// Warm-up claims. Their rate determines how many claims fill the measured time.
 const WARM_UP: usize = 50_000;
 const CAMPAIGN: &str = "bench";
 
@@ -55,20 +54,20 @@ macro_rules! sets {
                 concat!("in process ÷ (a) -P 16, ", $word), Unit::Ratio, $least),
             cpu: &Definition::at_most(
                 concat!("Redis CPU ÷ (a) -P 16, ", $word), Unit::Ratio, 0.5),
-            plain_16: &Definition::told(concat!("(a) -P 16, ", $word), Unit::PerSecond),
-            plain_1: &Definition::told(concat!("(a) -P 1, ", $word), Unit::PerSecond),
-            claims: &Definition::told(concat!("in process, ", $word), Unit::PerSecond),
-            plain_cpu: &Definition::told(
-                concat!("CPU a call, (a) -P 16, ", $word), Unit::CpuMicroseconds),
+            plain_16: &Definition::info(concat!("(a) -P 16, ", $word), Unit::PerSecond),
+            plain_1: &Definition::info(concat!("(a) -P 1, ", $word), Unit::PerSecond),
+            claims: &Definition::info(concat!("in process, ", $word), Unit::PerSecond),
+            plain_cpu: &Definition::info(
+                concat!("CPU per call, (a) -P 16, ", $word), Unit::CpuMicroseconds),
             claim_cpu: &Definition::at_most(
-                concat!("CPU a claim, in process, ", $word), Unit::CpuMicroseconds, 3.0),
-            relayed_cpu: &Definition::told(
-                concat!("CPU a claim, relayed, ", $word), Unit::CpuMicroseconds),
-            batch: &Definition::told(concat!("claims a batch in process, ", $word), Unit::Claims),
-            backlog: &Definition::told(
+                concat!("CPU per claim, in process, ", $word), Unit::CpuMicroseconds, 3.0),
+            relayed_cpu: &Definition::info(
+                concat!("CPU per claim, relayed, ", $word), Unit::CpuMicroseconds),
+            batch: &Definition::info(concat!("claims per batch in process, ", $word), Unit::Claims),
+            backlog: &Definition::info(
                 concat!("largest outbox in process, ", $word), Unit::Events),
-            lag: &Definition::told(
-                concat!("relayed after, in process, ", $word), Unit::Seconds),
+            lag: &Definition::info(
+                concat!("outbox empty after, in process, ", $word), Unit::Seconds),
         };)*
         const SETS: &[&Set] = &[$(&$name),*];
         const FIGURES: &[&Definition] = &[$(
@@ -106,19 +105,19 @@ async fn run(session: &mut Session) -> anyhow::Result<()> {
 
 async fn plain(session: &mut Session, set: &Set, round: u32) -> anyhow::Result<Plain> {
     let (fsync, seconds) = (set.fsync, session.options.seconds);
-    let deep = session.measure(plain::run(fsync, 16, seconds)).await?;
+    let pipelined = session.measure(plain::run(fsync, 16, seconds)).await?;
     session.say(format_args!(
         "round {round} · (a) -P 16, {fsync}: {:.0} calls/s, {:.2} µs of Redis each",
-        deep.calls_per_s, deep.cpu_us
+        pipelined.calls_per_s, pipelined.cpu_us
     ));
-    // Only told: half the time is enough.
-    let flat = session.measure(plain::run(fsync, 1, seconds / 2.0)).await?;
-    session.say(format_args!("round {round} · (a) -P 1, {fsync}: {:.0} calls/s", flat.calls_per_s));
-    session.add(set.plain_1, flat.calls_per_s);
-    Ok(deep)
+    // No target: half the time is enough.
+    let single = session.measure(plain::run(fsync, 1, seconds / 2.0)).await?;
+    session.say(format_args!("round {round} · (a) -P 1, {fsync}: {:.0} calls/s", single.calls_per_s));
+    session.add(set.plain_1, single.calls_per_s);
+    Ok(pipelined)
 }
 
-/// What one load through the batcher came to.
+/// The result of one load through the batcher.
 #[derive(Debug)]
 struct InProcess {
     claims_per_s: f64,
@@ -139,15 +138,20 @@ async fn in_process(session: &mut Session, set: &Set, round: u32) -> anyhow::Res
     Watcher::start(&engine.view, CAMPAIGN).finish().await?;
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a positive number of claims
     let count = (warm_up.per_second() * session.options.seconds) as usize;
-    let found = load(session, &engine, &handle, uuids, count).await?;
+    let measured = load(session, &engine, &handle, uuids, count).await?;
     engine.check(&handle, (WARM_UP + count) as u64).await?;
     engine.stop().await?;
     session.say(format_args!(
-        "round {round} · in process, {}: {:.0} claims/s, {:.2} µs of Redis each, {:.0} a batch; outbox {}, \
-         relayed after {:.1} s",
-        set.fsync, found.claims_per_s, found.cpu_us, found.batch, found.lag.largest, found.lag.seconds
+        "round {round} · in process, {}: {:.0} claims/s, {:.2} µs of Redis each, {:.0} per batch; outbox {}, \
+         empty after {:.1} s",
+        set.fsync,
+        measured.claims_per_s,
+        measured.cpu_us,
+        measured.batch,
+        measured.lag.largest,
+        measured.lag.seconds
     ));
-    Ok(found)
+    Ok(measured)
 }
 
 async fn load(

@@ -1,4 +1,4 @@
-//! One claim at a time: what Redis takes over a call of the script, against the plain one.
+//! Single claims: Redis' CPU time per call of claimgate's script, compared with the plain script.
 
 use claimgate_core::config::sqlite_url;
 use tempfile::TempDir;
@@ -12,18 +12,17 @@ use crate::redis::{self, Fsync};
 use crate::session::Session;
 use crate::users::Uuids;
 
-/// The group.
 pub const GROUP: Group = Group {
     name: "call",
-    about: "Redis' processor time for a call of one claim, one at a time, and for a plain script's",
+    about: "Redis' CPU time per call of one claim, sequentially, and per call of a plain script",
     figures: &[RATIO, CLAIM, PLAIN],
     parts: &[Cost::of(0.0, 2.5, 0.0)],
     run: |session| Box::pin(run(session)),
 };
 
 const RATIO: &Definition = &Definition::at_most("Redis CPU for one call ÷ plain", Unit::Ratio, 1.6);
-const CLAIM: &Definition = &Definition::told("Redis CPU for a call of one claim", Unit::CpuMicroseconds);
-const PLAIN: &Definition = &Definition::told("Redis CPU for a plain call", Unit::CpuMicroseconds);
+const CLAIM: &Definition = &Definition::info("Redis CPU for a call of one claim", Unit::CpuMicroseconds);
+const PLAIN: &Definition = &Definition::info("Redis CPU for a plain call", Unit::CpuMicroseconds);
 
 const CALLS: usize = 20_000;
 const CAMPAIGN: &str = "bench";
@@ -33,7 +32,7 @@ async fn run(session: &mut Session) -> anyhow::Result<()> {
         session.begin_round();
         let plain = session.measure(plain::call_us(CALLS)).await?;
         let claim = claim_us(session).await?;
-        session.say(format_args!("round {round} · a call: {plain:.2} µs plain, {claim:.2} µs of one claim"));
+        session.say(format_args!("round {round} · a call: {plain:.2} µs plain, {claim:.2} µs for one claim"));
         session.add(RATIO, claim / plain);
         session.add(CLAIM, claim);
         session.add(PLAIN, plain);
@@ -41,18 +40,19 @@ async fn run(session: &mut Session) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Microseconds of Redis' processor time for a call of one claim. The relay, which calls scripts too, is off.
+/// Returns microseconds of Redis' CPU time per call of one claim. The relay, which also calls scripts, is
+/// off.
 async fn claim_us(session: &mut Session) -> anyhow::Result<f64> {
     let directory = TempDir::with_prefix("cgb-")?;
     let url = sqlite_url(&directory.path().join("claimgate.sqlite"));
     let engine = Engine::start(Fsync::EverySecond, &url).await?;
     let handle = engine.campaign(CAMPAIGN, generous()).await?;
     let mut uuids = Uuids::of(session.seed());
-    // The first claim may have more to do.
-    engine.claim_in_turn(&handle, uuids.requests(CAMPAIGN, 1)?).await?;
+    // The first claim may cost more.
+    engine.claim_one_by_one(&handle, uuids.requests(CAMPAIGN, 1)?).await?;
     let requests = uuids.requests(CAMPAIGN, CALLS)?;
     let before = redis::cpu_seconds(&engine.view).await?;
-    session.measure(engine.claim_in_turn(&handle, requests)).await?;
+    session.measure(engine.claim_one_by_one(&handle, requests)).await?;
     let call_us = (redis::cpu_seconds(&engine.view).await? - before) * 1e6 / CALLS as f64;
     engine.stop().await?;
     Ok(call_us)

@@ -1,19 +1,18 @@
-//! Claims of a back end that sends 256 of them a request, against one a request.
+//! Claims of a back end: 256 per request, compared with one per request.
 
 use super::Group;
 use super::http::length;
 use crate::budget::Cost;
-use crate::client::{self, Load, Pace, Template};
+use crate::client::{self, Pace, Template};
 use crate::engine::generous;
 use crate::figures::{Definition, Unit};
 use crate::redis::Fsync;
 use crate::server::{Batching, Server};
 use crate::session::Session;
 
-/// The group.
 pub const GROUP: Group = Group {
     name: "batches",
-    about: "claims of back ends: 256 a request against one",
+    about: "claims of back ends: 256 per request and one",
     figures: &[RATE, RATIO, SINGLE],
     parts: &[Cost::of(0.5, 0.2, 3.7)],
     run: |session| Box::pin(run(session)),
@@ -21,11 +20,11 @@ pub const GROUP: Group = Group {
 
 const RATE: &Definition = &Definition::at_least("claims by the batch route", Unit::PerSecond, 150_000.0);
 const RATIO: &Definition = &Definition::at_least("batch route ÷ single route", Unit::Ratio, 2.0);
-const SINGLE: &Definition = &Definition::told("(d) single route beside it", Unit::PerSecond);
+const SINGLE: &Definition = &Definition::info("(d) single route, same rounds", Unit::PerSecond);
 
-/// Claims a request, the most that there may be.
+/// Claims per request, the maximum.
 const CLAIMS: u32 = 256;
-/// Half as many claims at once as may wait for one campaign.
+/// Half as many claims in flight as may be queued for one campaign.
 const CONNECTIONS: usize = 16;
 
 async fn run(session: &mut Session) -> anyhow::Result<()> {
@@ -36,7 +35,7 @@ async fn run(session: &mut Session) -> anyhow::Result<()> {
         let single = server.claims(session, connections, pace).await?.tally.per_second();
         let batches = batches(session, &mut server).await?;
         session.say(format_args!(
-            "round {round} · {}: {batches:.0} claims/s, {CLAIMS} a request; {single:.0} one a request",
+            "round {round} · {}: {batches:.0} claims/s, {CLAIMS} per request; {single:.0} claims/s, one per request",
             server.name
         ));
         session.add(RATE, batches);
@@ -46,18 +45,13 @@ async fn run(session: &mut Session) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Claims per second, all of them granted and found in Redis and SQL.
+/// Returns claims per second. All are granted and verified in Redis and SQL.
 async fn batches(session: &mut Session, server: &mut Server) -> anyhow::Result<f64> {
     let campaign = server.campaign(generous()).await;
-    let load = Load {
-        address: server.address(),
-        connections: CONNECTIONS,
-        request: Template::claims(&campaign, CLAIMS),
-        seed: session.seed(),
-        pace: Pace::Closed(length(session)),
-    };
+    let pace = Pace::Closed(length(session));
+    let load = session.load(server.address(), CONNECTIONS, Template::claims(&campaign, CLAIMS), pace);
     let tally = session.measure(client::run(load)).await?;
-    // Each answer is 200, whatever became of its claims: that all were granted shows in their number.
+    // Each response is 200 regardless of its claims; the check verifies that all were granted.
     server.check(&campaign, tally.all(200)? * u64::from(CLAIMS)).await?;
     Ok(tally.per_second() * f64::from(CLAIMS))
 }

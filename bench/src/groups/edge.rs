@@ -1,8 +1,9 @@
-//! The Worker under plain workerd: what an early refusal and a forwarded claim cost, against a bare Worker that says
-//! hello, and one that passes the request on as it is. All in one process, in turn.
+//! The Worker in plain workerd: the cost of an early rejection and of a forwarded claim, compared with a bare
+//! Worker that says hello or forwards the request unchanged. All run in one process, in turn.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::ensure;
@@ -22,10 +23,9 @@ use crate::server::{Batching, Server};
 use crate::session::Session;
 use crate::workers::Workers;
 
-/// The group.
 pub const GROUP: Group = Group {
     name: "edge",
-    about: "the Worker under workerd: refusals and forwarded claims, beside a bare Worker's",
+    about: "the Worker in workerd: rejections and forwarded claims, compared with a bare Worker",
     figures: &[
         SOLD_OUT_RATIO,
         NOT_OPEN_RATIO,
@@ -47,49 +47,51 @@ const NOT_OPEN_RATIO: &Definition =
     &Definition::at_least("\"not open\" at the edge ÷ hello world", Unit::Ratio, 0.85);
 const ADDED_RATIO: &Definition =
     &Definition::at_most("latency the edge adds ÷ a bare forwarder's", Unit::Ratio, 1.4);
-const HELLO: &Definition = &Definition::told("a bare Worker's hello world", Unit::PerSecond);
-const SOLD_OUT: &Definition = &Definition::told("\"sold out\" at the edge", Unit::PerSecond);
-const NOT_OPEN: &Definition = &Definition::told("\"not open\" at the edge", Unit::PerSecond);
-const DIRECT: &Definition = &Definition::told("a lone claim at core, everysec", Unit::Microseconds);
-const ADDED_BARE: &Definition = &Definition::told("a bare forwarder adds", Unit::Microseconds);
-const ADDED: &Definition = &Definition::told("the edge adds", Unit::Microseconds);
+const HELLO: &Definition = &Definition::info("a bare Worker's hello world", Unit::PerSecond);
+const SOLD_OUT: &Definition = &Definition::info("\"sold out\" at the edge", Unit::PerSecond);
+const NOT_OPEN: &Definition = &Definition::info("\"not open\" at the edge", Unit::PerSecond);
+const DIRECT: &Definition = &Definition::info("a single claim at core, everysec", Unit::Microseconds);
+const ADDED_BARE: &Definition = &Definition::info("latency a bare forwarder adds", Unit::Microseconds);
+const ADDED: &Definition = &Definition::info("latency the edge adds", Unit::Microseconds);
 
-/// workerd has one thread: more connections only wait in line.
-const CONNECTIONS: usize = 64;
-/// How long refusals and hello have turn about: so short that what the edge remembers outlives the others' turns, as in
-/// a crowd that never pauses.
+/// workerd has one thread: more connections would only queue.
+pub const CONNECTIONS: usize = 64;
+/// Length of one load's turn, short enough that the edge's cache entries do not expire during the other
+/// turns.
 const TURN: Duration = Duration::from_millis(100);
-/// Each round measures the three ways of a lone claim in this many turns.
+/// Turns per round in which the three paths of a single claim are measured.
 const TURNS: u32 = 3;
 
-/// A claim's user; the edge wants to be shown a token, which is signed once.
+/// User of all claims; the edge requires a token, which is signed once.
 const USER: &str = "bench";
 
 async fn run(session: &mut Session) -> anyhow::Result<()> {
     let mut server = Server::start(Batching::Shipped, Fsync::EverySecond).await?;
-    let workers = Workers::start(&server.core).await;
-    let bench = Bench::prepare(&mut server, &workers).await?;
+    let key = server.core.data_file("user-jwt.key");
+    let workers = Workers::start(&server.core, "edge", &[("USER_JWT_KEY", &key)]).await;
+    let fixture = Fixture::prepare(&mut server, &workers).await?;
     while let Some(round) = session.next_round() {
         session.begin_round();
-        refusals(session, &bench, round).await?;
-        forwarded(session, &bench, round).await?;
+        measure_rejections(session, &fixture, round).await?;
+        measure_forwarding(session, &fixture, round).await?;
     }
-    server.check(&bench.open, bench.granted.get()).await
+    server.check(&fixture.open, fixture.granted.get()).await
 }
 
-/// What the loads are made of.
-struct Bench {
+/// Addresses, credentials and campaigns of the loads.
+struct Fixture {
     core: SocketAddr,
     edge: SocketAddr,
     bare: SocketAddr,
-    token: String,
+    /// One token.
+    token: Arc<[String]>,
     sold_out: String,
     not_open: String,
     open: String,
     granted: Cell<u64>,
 }
 
-impl Bench {
+impl Fixture {
     async fn prepare(server: &mut Server, workers: &Workers) -> anyhow::Result<Self> {
         let sold_out = server.campaign(json!({"total": 1})).await;
         let _ = server.core.claim(&sold_out, "winner", "key").await.expect(201);
@@ -99,7 +101,7 @@ impl Bench {
             core: server.address(),
             edge: workers.edge,
             bare: workers.bare,
-            token: token(&server.core)?,
+            token: Arc::new([token(&server.core)?]),
             sold_out,
             not_open,
             open,
@@ -107,46 +109,46 @@ impl Bench {
         })
     }
 
-    /// A claim as the page sends its first try.
     fn first_try(&self, path: &str) -> Template {
-        let headers = format!(
-            "Authorization: Bearer {}\r\nIdempotency-Key: {{uuid}}\r\nClaimgate-Attempt: 1\r\n",
-            self.token
-        );
-        Template::post(path, &headers, "{}")
-    }
-
-    fn claim_path(campaign: &str) -> String {
-        format!("/v1/campaigns/{campaign}/claims")
+        Template::first_try(path, Arc::clone(&self.token))
     }
 }
 
+/// Returns the edge's path for claims of `campaign`.
+pub fn claim_path(campaign: &str) -> String {
+    format!("/v1/campaigns/{campaign}/claims")
+}
+
 fn token(core: &Core) -> anyhow::Result<String> {
-    let rules = TokenRules { issuer: "claimgate".to_owned(), audience: "claimgate".to_owned() };
+    let rules = TokenRules::new("claimgate".to_owned(), "claimgate".to_owned());
     let tokens = UserTokens { key: core.data_file("user-jwt.key").parse()?, rules };
     Ok(tokens.mint(&USER.parse()?, clock::now(), 3_600)?)
 }
 
-/// Hello and the two refusals turn about: the same request to each, so that what differs is the Worker.
-async fn refusals(session: &mut Session, bench: &Bench, round: u32) -> anyhow::Result<()> {
+/// Measures hello and the two rejections in turn, with the same request, so that only the Workers differ.
+async fn measure_rejections(session: &mut Session, fixture: &Fixture, round: u32) -> anyhow::Result<()> {
     let seed = session.seed();
     let load = |address, path: &str| Load {
         address,
         connections: CONNECTIONS,
-        request: bench.first_try(path),
+        request: fixture.first_try(path),
         seed,
         pace: Pace::Closed(TURN),
     };
     let loads = [
-        load(bench.bare, "/"),
-        load(bench.edge, &Bench::claim_path(&bench.sold_out)),
-        load(bench.edge, &Bench::claim_path(&bench.not_open)),
+        load(fixture.bare, "/"),
+        load(fixture.edge, &claim_path(&fixture.sold_out)),
+        load(fixture.edge, &claim_path(&fixture.not_open)),
     ];
     let turns = u32::try_from(length(session).as_millis() / (2 * TURN.as_millis()))?.max(1);
     let [hello, sold_out, not_open] = session.measure(client::alternate(loads, turns)).await?;
     hello.all(200)?;
-    let refused = sold_out.all(409)?;
-    ensure!(sold_out.sold_out == refused, "{} of {refused} refusals said sold out", sold_out.sold_out);
+    let rejected = sold_out.all(409)?;
+    ensure!(
+        sold_out.sold_out == rejected,
+        "only {} of {rejected} rejections were `sold_out`",
+        sold_out.sold_out
+    );
     not_open.all(403)?;
     let [hello, sold_out, not_open] = [hello, sold_out, not_open].map(|tally| tally.per_second());
     session.say(format_args!(
@@ -160,24 +162,25 @@ async fn refusals(session: &mut Session, bench: &Bench, round: u32) -> anyhow::R
     Ok(())
 }
 
-/// A lone claim at core, through the bare Worker, and through the edge: what each of the two adds to the median.
-async fn forwarded(session: &mut Session, bench: &Bench, round: u32) -> anyhow::Result<()> {
-    let direct = Template::claim_of(&bench.open, USER);
-    let through_edge = bench.first_try(&Bench::claim_path(&bench.open));
+/// Measures a single claim at core, through the bare Worker and through the edge. Reports what each Worker
+/// adds to the median.
+async fn measure_forwarding(session: &mut Session, fixture: &Fixture, round: u32) -> anyhow::Result<()> {
+    let direct = Template::claim_of(&fixture.open, USER);
+    let through_edge = fixture.first_try(&claim_path(&fixture.open));
     let mut medians = [0.0; 3];
     for _ in 0..TURNS {
-        let ways = [(bench.core, &direct), (bench.bare, &direct), (bench.edge, &through_edge)];
-        for ((address, request), median) in ways.into_iter().zip(&mut medians) {
+        let routes = [(fixture.core, &direct), (fixture.bare, &direct), (fixture.edge, &through_edge)];
+        for ((address, request), median) in routes.into_iter().zip(&mut medians) {
             let pace = Pace::Closed(length(session) / (2 * TURNS));
-            let load = Load { address, connections: 1, request: request.clone(), seed: session.seed(), pace };
+            let load = session.load(address, 1, request.clone(), pace);
             let tally = session.measure(client::run(load)).await?;
-            bench.granted.set(bench.granted.get() + tally.granted()?);
+            fixture.granted.set(fixture.granted.get() + tally.granted()?);
             *median += tally.latency_us(0.5) / f64::from(TURNS);
         }
     }
     let [direct, bare, edge] = medians;
     session.say(format_args!(
-        "round {round} · a lone claim: {direct:.0} µs at core, {bare:.0} µs through a bare Worker, {edge:.0} µs \
+        "round {round} · a single claim: {direct:.0} µs at core, {bare:.0} µs through a bare Worker, {edge:.0} µs \
          through the edge"
     ));
     session.add(ADDED_RATIO, (edge - direct) / (bare - direct));

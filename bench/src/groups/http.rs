@@ -1,4 +1,4 @@
-//! Claims over HTTP: a bare route, claimgate in batches of one, the server that anybody would write, claimgate.
+//! Claims over HTTP: a bare route, claimgate in batches of one, the simplest server, claimgate.
 
 use std::time::Duration;
 
@@ -6,23 +6,23 @@ use super::Group;
 use crate::bare;
 use crate::budget::Cost;
 use crate::child::Child;
-use crate::client::{self, Load, Pace, Template};
-use crate::figures::{Definition, Unit, median};
+use crate::client::{self, Pace, Template};
+use crate::figures::{Definition, Unit};
+use crate::median::median;
 use crate::naive::{self, Naive};
 use crate::redis::Fsync;
 use crate::server::{Batching, Claims, Server};
 use crate::session::Session;
 
-/// The group.
 pub const GROUP: Group = Group {
     name: "http",
-    about: "claims over HTTP: a bare route, batches of one, the server that anybody would write, claimgate",
+    about: "claims over HTTP: a bare route, batches of one, the simplest server, claimgate",
     figures: FIGURES,
     parts: &[Cost::of(2.0, 2.0, 8.3)],
     run: |session| Box::pin(run(session)),
 };
 
-const BARE: &Definition = &Definition::told("(b) over HTTP", Unit::PerSecond);
+const BARE: &Definition = &Definition::info("(b) over HTTP", Unit::PerSecond);
 
 /// The figures of one fsync setting.
 #[derive(Debug)]
@@ -56,33 +56,33 @@ macro_rules! sets {
             fsync: $fsync,
             to_bare: &Definition::at_least(concat!("HTTP claims ÷ (b), ", $word), Unit::Ratio, $to_bare),
             to_naive: &Definition::at_least(concat!("HTTP claims ÷ (e), ", $word), Unit::Ratio, $to_naive),
-            to_one: &Definition::told(concat!("HTTP claims ÷ (c), ", $word), Unit::Ratio),
-            naive_to_bare: &Definition::told(concat!("(e) ÷ (b), ", $word), Unit::Ratio),
-            one: &Definition::told(concat!("(c) over HTTP, ", $word), Unit::PerSecond),
-            naive: &Definition::told(concat!("(e) over HTTP, ", $word), Unit::PerSecond),
-            claims: &Definition::told(concat!("(d) over HTTP, ", $word), Unit::PerSecond),
-            p99: &Definition::told(concat!("(d) p99 at top rate, ", $word), Unit::Microseconds),
-            batch: &Definition::told(concat!("claims a batch over HTTP, ", $word), Unit::Claims),
-            backlog: &Definition::told(concat!("largest outbox over HTTP, ", $word), Unit::Events),
-            lag: &Definition::told(concat!("relayed after, over HTTP, ", $word), Unit::Seconds),
-            memory_start: &Definition::told(
+            to_one: &Definition::info(concat!("HTTP claims ÷ (c), ", $word), Unit::Ratio),
+            naive_to_bare: &Definition::info(concat!("(e) ÷ (b), ", $word), Unit::Ratio),
+            one: &Definition::info(concat!("(c) over HTTP, ", $word), Unit::PerSecond),
+            naive: &Definition::info(concat!("(e) over HTTP, ", $word), Unit::PerSecond),
+            claims: &Definition::info(concat!("(d) over HTTP, ", $word), Unit::PerSecond),
+            p99: &Definition::info(concat!("(d) p99 at top rate, ", $word), Unit::Microseconds),
+            batch: &Definition::info(concat!("claims per batch over HTTP, ", $word), Unit::Claims),
+            backlog: &Definition::info(concat!("largest outbox over HTTP, ", $word), Unit::Events),
+            lag: &Definition::info(concat!("outbox empty after, over HTTP, ", $word), Unit::Seconds),
+            memory_start: &Definition::info(
                 concat!("core's memory at start, ", $word), Unit::Mebibytes).once(),
-            memory_end: &Definition::told(
+            memory_end: &Definition::info(
                 concat!("core's memory at end, ", $word), Unit::Mebibytes),
             http_cpu_ratio: &Definition::at_most(
                 concat!("HTTP threads' CPU ÷ (e)'s server, ", $word), Unit::Ratio, 0.8),
             cpu_ratio: &Definition::at_most(
                 concat!("core and Redis CPU ÷ (e)'s, ", $word), Unit::Ratio, 0.95),
-            http_cpu: &Definition::told(
-                concat!("CPU a claim, HTTP threads, ", $word), Unit::CpuMicroseconds),
-            relay_cpu: &Definition::told(
-                concat!("CPU a claim, relay's threads, ", $word), Unit::CpuMicroseconds),
-            redis_cpu: &Definition::told(
-                concat!("CPU a claim, (d)'s Redis, ", $word), Unit::CpuMicroseconds),
-            naive_cpu: &Definition::told(
-                concat!("CPU a claim, (e)'s server, ", $word), Unit::CpuMicroseconds),
-            naive_redis_cpu: &Definition::told(
-                concat!("CPU a claim, (e)'s Redis, ", $word), Unit::CpuMicroseconds),
+            http_cpu: &Definition::info(
+                concat!("CPU per claim, HTTP threads, ", $word), Unit::CpuMicroseconds),
+            relay_cpu: &Definition::info(
+                concat!("CPU per claim, relay's threads, ", $word), Unit::CpuMicroseconds),
+            redis_cpu: &Definition::info(
+                concat!("CPU per claim, (d)'s Redis, ", $word), Unit::CpuMicroseconds),
+            naive_cpu: &Definition::info(
+                concat!("CPU per claim, (e)'s server, ", $word), Unit::CpuMicroseconds),
+            naive_redis_cpu: &Definition::info(
+                concat!("CPU per claim, (e)'s Redis, ", $word), Unit::CpuMicroseconds),
         };)*
         const SETS: &[&Set] = &[$(&$name),*];
         const FIGURES: &[&Definition] = &[BARE, $(
@@ -99,11 +99,11 @@ sets! {
     EVERY_SECOND: Fsync::EverySecond, "everysec", 0.6, 1.25;
 }
 
-/// A server slower than this share of (b) is not what anybody would write, and nothing to compare with. Not asked with
-/// fsync always, where the disk has a say.
+/// A simplest server below this share of (b) is a bad baseline. This is not checked with fsync always, where
+/// the disk affects the ratio.
 const NAIVE_TO_BARE_MIN: f64 = 0.4;
 
-/// All that decide claims under one fsync setting.
+/// The servers that decide claims with one fsync setting.
 #[derive(Debug)]
 struct Servers {
     set: &'static Set,
@@ -112,7 +112,7 @@ struct Servers {
     shipped: Server,
 }
 
-/// One round of them, and of (b).
+/// One round of these servers and of (b).
 #[derive(Debug)]
 struct Round {
     bare: f64,
@@ -135,13 +135,13 @@ async fn run(session: &mut Session) -> anyhow::Result<()> {
     let mut top_rates = Vec::new();
     while let Some(round) = session.next_round() {
         for servers in &mut all {
-            let found = measure(session, &bare, servers, round).await?;
+            let measured = measure(session, &bare, servers, round).await?;
             if servers.set.fsync == Fsync::Always {
-                top_rates.push(found.shipped.tally.per_second());
+                top_rates.push(measured.shipped.tally.per_second());
             }
-            add(session, servers, &found);
-            add_processor_time(session, servers.set, &found);
-            judge_naive(session);
+            add(session, servers, &measured);
+            add_processor_time(session, servers.set, &measured);
+            check_naive(session);
         }
     }
     session.top_rate = Some(median(&top_rates));
@@ -156,23 +156,23 @@ async fn measure(
 ) -> anyhow::Result<Round> {
     session.begin_round();
     let bare = bare_claims(session, bare).await?;
-    session.say(format_args!("round {round} · (b) bare route: {bare:.0} answers/s"));
-    // Only told: half the time is enough.
+    session.say(format_args!("round {round} · (b) bare route: {bare:.0} responses/s"));
+    // No target: half the time is enough.
     let one = claims(session, &mut servers.one, length(session) / 2, round).await?.tally.per_second();
     let naive = naive_claims(session, &mut servers.naive, round).await?;
     let shipped = claims(session, &mut servers.shipped, length(session), round).await?;
     Ok(Round { bare, one, naive, shipped })
 }
 
-fn add(session: &mut Session, servers: &Servers, found: &Round) {
-    let (set, shipped) = (servers.set, &found.shipped);
-    let (rate, naive) = (shipped.tally.per_second(), found.naive.tally.per_second());
-    session.add(BARE, found.bare);
-    session.add(set.to_bare, rate / found.bare);
+fn add(session: &mut Session, servers: &Servers, measured: &Round) {
+    let (set, shipped) = (servers.set, &measured.shipped);
+    let (rate, naive) = (shipped.tally.per_second(), measured.naive.tally.per_second());
+    session.add(BARE, measured.bare);
+    session.add(set.to_bare, rate / measured.bare);
     session.add(set.to_naive, rate / naive);
-    session.add(set.to_one, rate / found.one);
-    session.add(set.naive_to_bare, naive / found.bare);
-    session.add(set.one, found.one);
+    session.add(set.to_one, rate / measured.one);
+    session.add(set.naive_to_bare, naive / measured.bare);
+    session.add(set.one, measured.one);
     session.add(set.naive, naive);
     session.add(set.claims, rate);
     session.add(set.p99, shipped.tally.latency_us(0.99));
@@ -182,10 +182,10 @@ fn add(session: &mut Session, servers: &Servers, found: &Round) {
     session.add(set.memory_end, servers.shipped.resident_mib());
 }
 
-fn add_processor_time(session: &mut Session, set: &Set, found: &Round) {
-    let (shipped, naive) = (found.shipped.cpu_us, found.naive.cpu_us);
+fn add_processor_time(session: &mut Session, set: &Set, measured: &Round) {
+    let (shipped, naive) = (measured.shipped.cpu_us, measured.naive.cpu_us);
     session.add(set.http_cpu_ratio, shipped.http / naive.http);
-    session.add(set.cpu_ratio, shipped.together() / naive.together());
+    session.add(set.cpu_ratio, shipped.total() / naive.total());
     session.add(set.http_cpu, shipped.http);
     session.add(set.relay_cpu, shipped.relay);
     session.add(set.redis_cpu, shipped.redis);
@@ -193,27 +193,24 @@ fn add_processor_time(session: &mut Session, set: &Set, found: &Round) {
     session.add(set.naive_redis_cpu, naive.redis);
 }
 
-/// A run in which (e) is too slow proves nothing. Judged after every round, since any of them may be the last.
-fn judge_naive(session: &mut Session) {
+/// Marks the run as void if (e) is too slow to compare with. Called after every round, since any round may be
+/// the last.
+fn check_naive(session: &mut Session) {
     let share = session.figures.value(EVERY_SECOND.naive_to_bare);
     session.void = (share < NAIVE_TO_BARE_MIN)
-        .then(|| format!("(e) came to {share:.2} × (b), below {NAIVE_TO_BARE_MIN}"));
+        .then(|| format!("(e) reached only {share:.2} × (b); the minimum is {NAIVE_TO_BARE_MIN}"));
 }
 
-/// How long one load lasts.
+/// Returns the duration of one load.
 pub fn length(session: &Session) -> Duration {
     Duration::from_secs_f64(session.options.seconds)
 }
 
-/// The bare route under the same load; answers per second.
+/// Measures the bare route with the same load; returns responses per second.
 pub async fn bare_claims(session: &mut Session, bare: &Child) -> anyhow::Result<f64> {
-    let load = Load {
-        address: bare.address,
-        connections: session.options.connections,
-        request: Template::claim("bench-1"),
-        seed: session.seed(),
-        pace: Pace::Closed(length(session)),
-    };
+    let connections = session.options.connections;
+    let pace = Pace::Closed(length(session));
+    let load = session.load(bare.address, connections, Template::claim("bench-1"), pace);
     let tally = session.measure(client::run(load)).await?;
     tally.all(201)?;
     Ok(tally.per_second())
@@ -225,16 +222,16 @@ async fn naive_claims(
     round: u32,
 ) -> anyhow::Result<naive::Claims> {
     let (connections, pace) = (session.options.connections, Pace::Closed(length(session)));
-    let found = server.claims(session, connections, pace).await?;
+    let measured = server.claims(session, connections, pace).await?;
     session.say(format_args!(
-        "round {round} · {}: {:.0} claims/s, p99 {:.1} ms; CPU a claim: server {:.1} µs, Redis {:.1} µs",
+        "round {round} · {}: {:.0} claims/s, p99 {:.1} ms; CPU per claim: server {:.1} µs, Redis {:.1} µs",
         server.name,
-        found.tally.per_second(),
-        found.tally.latency_us(0.99) / 1000.0,
-        found.cpu_us.http,
-        found.cpu_us.redis
+        measured.tally.per_second(),
+        measured.tally.latency_us(0.99) / 1000.0,
+        measured.cpu_us.http,
+        measured.cpu_us.redis
     ));
-    Ok(found)
+    Ok(measured)
 }
 
 async fn claims(
@@ -244,19 +241,19 @@ async fn claims(
     round: u32,
 ) -> anyhow::Result<Claims> {
     let (connections, pace) = (session.options.connections, Pace::Closed(length));
-    let found = server.claims(session, connections, pace).await?;
+    let measured = server.claims(session, connections, pace).await?;
     session.say(format_args!(
-        "round {round} · {}: {:.0} claims/s, p99 {:.1} ms, {:.1} a batch; outbox {}, relayed after {:.1} s; CPU a \
+        "round {round} · {}: {:.0} claims/s, p99 {:.1} ms, {:.1} per batch; outbox {}, empty after {:.1} s; CPU per \
          claim: HTTP {:.1} µs, relay {:.1} µs, Redis {:.1} µs",
         server.name,
-        found.tally.per_second(),
-        found.tally.latency_us(0.99) / 1000.0,
-        found.batch,
-        found.lag.largest,
-        found.lag.seconds,
-        found.cpu_us.http,
-        found.cpu_us.relay,
-        found.cpu_us.redis
+        measured.tally.per_second(),
+        measured.tally.latency_us(0.99) / 1000.0,
+        measured.batch,
+        measured.lag.largest,
+        measured.lag.seconds,
+        measured.cpu_us.http,
+        measured.cpu_us.relay,
+        measured.cpu_us.redis
     ));
-    Ok(found)
+    Ok(measured)
 }

@@ -1,4 +1,4 @@
-//! How long an answer takes: of claims that come at half of what claimgate can do, and of a lone one.
+//! Latency at half of claimgate's top rate, and of single claims.
 
 use super::Group;
 use super::http::length;
@@ -10,45 +10,44 @@ use crate::redis::Fsync;
 use crate::server::{Batching, Server};
 use crate::session::Session;
 
-/// The group.
 pub const GROUP: Group = Group {
     name: "latency",
-    about: "p99 at half the top rate, open loop, and a lone claim's latency",
+    about: "p99 at half the top rate, open loop, and latency of a single claim",
     figures: &[
-        LONE_RATIO,
+        SINGLE_RATIO,
         P99_RATIO,
         RATE,
         P99_ONE,
         P99,
         P50_ONE,
         P50,
-        LONE_TO_ONE,
-        LONE_ONE,
-        LONE_NAIVE,
-        LONE,
+        SINGLE_TO_ONE,
+        SINGLE_ONE,
+        SINGLE_NAIVE,
+        SINGLE,
     ],
     parts: &[Cost::of(1.0, 0.0, 3.6), Cost::of(1.0, 0.3, 1.8)],
     run: |session| Box::pin(run(session)),
 };
 
-const P99_RATIO: &Definition = &Definition::told("p99 at half the top rate ÷ (c)", Unit::Ratio);
-const LONE_RATIO: &Definition = &Definition::at_most("a lone claim ÷ (e), everysec", Unit::Ratio, 1.5);
-const LONE_TO_ONE: &Definition = &Definition::told("a lone claim ÷ (c), everysec", Unit::Ratio);
-const RATE: &Definition = &Definition::told("half the top rate", Unit::PerSecond);
-const P99_ONE: &Definition = &Definition::told("(c) p99 at that rate", Unit::Microseconds);
-const P99: &Definition = &Definition::told("(d) p99 at that rate", Unit::Microseconds);
-const P50_ONE: &Definition = &Definition::told("(c) median at that rate", Unit::Microseconds);
-const P50: &Definition = &Definition::told("(d) median at that rate", Unit::Microseconds);
-const LONE_ONE: &Definition = &Definition::told("(c) a lone claim, everysec", Unit::Microseconds);
-const LONE_NAIVE: &Definition = &Definition::told("(e) a lone claim, everysec", Unit::Microseconds);
-const LONE: &Definition = &Definition::told("(d) a lone claim, everysec", Unit::Microseconds);
+const P99_RATIO: &Definition = &Definition::info("p99 at half the top rate ÷ (c)", Unit::Ratio);
+const SINGLE_RATIO: &Definition = &Definition::at_most("a single claim ÷ (e), everysec", Unit::Ratio, 1.5);
+const SINGLE_TO_ONE: &Definition = &Definition::info("a single claim ÷ (c), everysec", Unit::Ratio);
+const RATE: &Definition = &Definition::info("half the top rate", Unit::PerSecond);
+const P99_ONE: &Definition = &Definition::info("(c) p99 at that rate", Unit::Microseconds);
+const P99: &Definition = &Definition::info("(d) p99 at that rate", Unit::Microseconds);
+const P50_ONE: &Definition = &Definition::info("(c) median at that rate", Unit::Microseconds);
+const P50: &Definition = &Definition::info("(d) median at that rate", Unit::Microseconds);
+const SINGLE_ONE: &Definition = &Definition::info("(c) a single claim, everysec", Unit::Microseconds);
+const SINGLE_NAIVE: &Definition = &Definition::info("(e) a single claim, everysec", Unit::Microseconds);
+const SINGLE: &Definition = &Definition::info("(d) a single claim, everysec", Unit::Microseconds);
 
-/// Connections of an open loop: enough that a request waits for the server and not for a connection.
+/// Connections of an open loop: enough that requests wait for the server, not for a connection.
 const OPEN_CONNECTIONS: usize = 256;
 
 async fn run(session: &mut Session) -> anyhow::Result<()> {
     at_half_rate(session).await?;
-    lone(session).await
+    single_claims(session).await
 }
 
 async fn at_half_rate(session: &mut Session) -> anyhow::Result<()> {
@@ -61,7 +60,7 @@ async fn at_half_rate(session: &mut Session) -> anyhow::Result<()> {
     let pace = Pace::Open(top_rate / 2.0, length(session));
     while let Some(round) = session.next_round() {
         session.begin_round();
-        let mut found = Vec::new();
+        let mut latencies = Vec::new();
         for server in [&mut one, &mut shipped] {
             let tally = server.claims(session, OPEN_CONNECTIONS, pace).await?.tally;
             let (p50, p99) = (tally.latency_us(0.5), tally.latency_us(0.99));
@@ -72,19 +71,19 @@ async fn at_half_rate(session: &mut Session) -> anyhow::Result<()> {
                 p50 / 1000.0,
                 p99 / 1000.0
             ));
-            found.push((p50, p99));
+            latencies.push((p50, p99));
         }
         session.add(RATE, top_rate / 2.0);
-        session.add(P99_RATIO, found[1].1 / found[0].1);
-        session.add(P50_ONE, found[0].0);
-        session.add(P99_ONE, found[0].1);
-        session.add(P50, found[1].0);
-        session.add(P99, found[1].1);
+        session.add(P99_RATIO, latencies[1].1 / latencies[0].1);
+        session.add(P50_ONE, latencies[0].0);
+        session.add(P99_ONE, latencies[0].1);
+        session.add(P50, latencies[1].0);
+        session.add(P99, latencies[1].1);
     }
     Ok(())
 }
 
-/// Where the group "http" has not told it.
+/// Measures the top rate if group `http` has not.
 async fn top_rate(session: &mut Session, server: &mut Server) -> anyhow::Result<f64> {
     let (connections, pace) = (session.options.connections, Pace::Closed(length(session)));
     let rate = server.claims(session, connections, pace).await?.tally.per_second();
@@ -92,11 +91,11 @@ async fn top_rate(session: &mut Session, server: &mut Server) -> anyhow::Result<
     Ok(rate)
 }
 
-async fn lone(session: &mut Session) -> anyhow::Result<()> {
+async fn single_claims(session: &mut Session) -> anyhow::Result<()> {
     let mut one = Server::start(Batching::One, Fsync::EverySecond).await?;
     let mut naive = Naive::start(Fsync::EverySecond).await?;
     let mut shipped = Server::start(Batching::Shipped, Fsync::EverySecond).await?;
-    // One at a time needs no long look.
+    // Sequential claims vary little: half the time is enough.
     let pace = Pace::Closed(length(session) / 2);
     while let Some(round) = session.next_round() {
         session.begin_round();
@@ -104,13 +103,13 @@ async fn lone(session: &mut Session) -> anyhow::Result<()> {
         let naive = naive.claims(session, 1, pace).await?.tally.latency_us(0.5);
         let shipped = shipped.claims(session, 1, pace).await?.tally.latency_us(0.5);
         session.say(format_args!(
-            "round {round} · one at a time, medians: {one:.0} µs by (c), {naive:.0} µs by (e), {shipped:.0} µs by (d)"
+            "round {round} · single claims, medians: (c) {one:.0} µs, (e) {naive:.0} µs, (d) {shipped:.0} µs"
         ));
-        session.add(LONE_RATIO, shipped / naive);
-        session.add(LONE_TO_ONE, shipped / one);
-        session.add(LONE_ONE, one);
-        session.add(LONE_NAIVE, naive);
-        session.add(LONE, shipped);
+        session.add(SINGLE_RATIO, shipped / naive);
+        session.add(SINGLE_TO_ONE, shipped / one);
+        session.add(SINGLE_ONE, one);
+        session.add(SINGLE_NAIVE, naive);
+        session.add(SINGLE, shipped);
     }
     Ok(())
 }

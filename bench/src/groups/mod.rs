@@ -1,18 +1,24 @@
-//! What can be measured, one module a group.
+//! The groups of measurements, one module each.
 
 mod barrier;
 mod batcher;
 mod call;
 mod claim_batches;
+mod codes;
 mod edge;
+mod edge_passes;
 mod http;
 mod latency;
 mod look_up;
 mod memory;
+mod passes;
 mod promotion;
 mod relay;
+mod slow;
 mod sold_out;
 mod spread;
+mod start;
+mod tokens;
 
 use std::pin::Pin;
 
@@ -26,38 +32,45 @@ pub type Running<'a> = Pin<Box<dyn Future<Output = anyhow::Result<()>> + 'a>>;
 /// Figures that are measured together.
 #[derive(Debug)]
 pub struct Group {
-    /// For `--only`.
+    /// Name for `--only`.
     pub name: &'static str,
-    /// What it measures, in a line.
+    /// Description in one line.
     pub about: &'static str,
-    /// The figures that it gives.
+    /// Figures of the group.
     pub figures: &'static [&'static Definition],
-    /// The time that it takes: a cost for each loop over rounds, in their order. `bench/README.md` says how they are
-    /// measured.
+    /// Costs of the group, one for each loop over rounds, in order. `bench/README.md` explains how to measure
+    /// them.
     pub parts: &'static [Cost],
-    /// Measures them.
+    /// Measures the figures.
     pub run: for<'a> fn(&'a mut Session) -> Running<'a>,
 }
 
-/// All groups, in the order in which they are measured.
+/// All groups, in the order of measurement.
 pub const GROUPS: &[Group] = &[
     batcher::GROUP,
     call::GROUP,
+    passes::GROUP,
     http::GROUP,
     spread::GROUP,
     barrier::GROUP,
     look_up::GROUP,
+    slow::GROUP,
     claim_batches::GROUP,
     sold_out::GROUP,
     latency::GROUP,
     memory::GROUP,
     promotion::GROUP,
     relay::GROUP,
+    codes::GROUP,
     edge::GROUP,
+    tokens::GROUP,
+    edge_passes::GROUP,
+    start::GROUP,
 ];
 
-/// The groups that `--only text` means: the one of this name, else those with a figure whose name has it as a part.
-pub fn meant_by(text: &str) -> Vec<&'static Group> {
+/// Returns the groups that `--only text` selects: the group of this name, otherwise those with a figure whose
+/// name contains it.
+pub fn matching(text: &str) -> Vec<&'static Group> {
     let has_figure = |group: &&Group| group.figures.iter().any(|figure| figure.name.contains(text));
     match GROUPS.iter().find(|group| group.name == text) {
         Some(group) => vec![group],

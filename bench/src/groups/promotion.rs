@@ -1,8 +1,8 @@
-//! How soon a large campaign goes on after a promotion.
+//! Time until a large campaign grants claims again after a promotion.
 
 use claimgate_core::config::sqlite_url;
 use support::CoreOptions;
-use support::promotion::{Cause, Moments, fail_over, has_members, large_campaign};
+use support::promotion::{Cause, Timings, fail_over, has_members, large_campaign};
 use support::redis_server::Kind;
 use support::sentinel::SentinelSet;
 use support::sql::Sql;
@@ -12,10 +12,9 @@ use crate::budget::Cost;
 use crate::figures::{Definition, Unit};
 use crate::session::Session;
 
-/// The group.
 pub const GROUP: Group = Group {
     name: "promotion",
-    about: "a campaign of a million claims once another server is promoted, by hand or after a crash",
+    about: "a campaign of a million claims when another server is promoted, manually or after a crash",
     figures: &[
         AFTER_A_CRASH.won,
         AFTER_A_CRASH.named,
@@ -34,7 +33,7 @@ pub const GROUP: Group = Group {
     run: |session| Box::pin(run(session)),
 };
 
-/// The figures of one way there.
+/// The figures of one cause of a promotion.
 struct Figures {
     won: &'static Definition,
     named: &'static Definition,
@@ -44,43 +43,44 @@ struct Figures {
 
 const AFTER_A_CRASH: Figures = Figures {
     won: &Definition::at_most("1 M claims, promoted after a crash", Unit::Seconds, 1.0),
-    named: &Definition::told("… until most Sentinels name the server", Unit::Seconds),
-    followed: &Definition::told("… until a replica follows it", Unit::Seconds),
-    core: &Definition::told("… core and that replica, from then on", Unit::Seconds),
+    named: &Definition::info("… until most Sentinels name the server", Unit::Seconds),
+    followed: &Definition::info("… until a replica follows it", Unit::Seconds),
+    core: &Definition::info("… then core and that replica", Unit::Seconds),
 };
 const PLANNED: Figures = Figures {
-    won: &Definition::at_most("1 M claims, promoted by hand, writes paused", Unit::Seconds, 1.0),
-    named: &Definition::told("paused: … most Sentinels name it", Unit::Seconds),
-    followed: &Definition::told("paused: … a replica follows it", Unit::Seconds),
-    core: &Definition::told("paused: … core and that replica", Unit::Seconds),
+    won: &Definition::at_most("1 M claims, manual failover, paused", Unit::Seconds, 1.0),
+    named: &Definition::info("paused: … most Sentinels name it", Unit::Seconds),
+    followed: &Definition::info("paused: … a replica follows it", Unit::Seconds),
+    core: &Definition::info("paused: … core and that replica", Unit::Seconds),
 };
 const UNPLANNED: Figures = Figures {
-    won: &Definition::at_most("1 M claims, promoted by hand, not paused", Unit::Seconds, 1.0),
-    named: &Definition::told("not paused: … most Sentinels name it", Unit::Seconds),
-    followed: &Definition::told("not paused: … a replica follows it", Unit::Seconds),
-    core: &Definition::told("not paused: … core and that replica", Unit::Seconds),
+    won: &Definition::at_most("1 M claims, manual failover, not paused", Unit::Seconds, 1.0),
+    named: &Definition::info("not paused: … most Sentinels name it", Unit::Seconds),
+    followed: &Definition::info("not paused: … a replica follows it", Unit::Seconds),
+    core: &Definition::info("not paused: … core and that replica", Unit::Seconds),
 };
 
 const CLAIMS: u64 = 1_000_000;
 
 async fn run(session: &mut Session) -> anyhow::Result<()> {
     while let Some(round) = session.next_round() {
-        let causes = [(Cause::Killed, AFTER_A_CRASH), (Cause::Planned, PLANNED), (Cause::Asked, UNPLANNED)];
+        let causes =
+            [(Cause::Killed, AFTER_A_CRASH), (Cause::Planned, PLANNED), (Cause::Requested, UNPLANNED)];
         for (cause, figures) in causes {
             session.begin_round();
-            let moments = session.measure(Box::pin(promoted(cause))).await?;
-            session.say(format_args!("round {round} · {cause:?}: {}", moments.line()));
-            session.add(figures.won, moments.won.as_secs_f64());
-            session.add(figures.named, moments.named.as_secs_f64());
-            session.add(figures.followed, moments.followed.as_secs_f64());
-            session.add(figures.core, moments.core().as_secs_f64());
+            let timings = session.measure(Box::pin(promoted(cause))).await?;
+            session.say(format_args!("round {round} · {cause:?}: {}", timings.line()));
+            session.add(figures.won, timings.won.as_secs_f64());
+            session.add(figures.named, timings.named.as_secs_f64());
+            session.add(figures.followed, timings.followed.as_secs_f64());
+            session.add(figures.core, timings.core().as_secs_f64());
         }
     }
     Ok(())
 }
 
-/// On servers of its own: Sentinel fails the same ones over again after a while only.
-async fn promoted(cause: Cause) -> anyhow::Result<Moments> {
+/// Uses new servers, because Sentinel allows the next failover of the same servers only after a delay.
+async fn promoted(cause: Cause) -> anyhow::Result<Timings> {
     let set = SentinelSet::start(Kind::Redis).await;
     let options = CoreOptions::default().with("CLAIMGATE_REDIS_URL", set.url());
     let core = options.with("CLAIMGATE_REDIS_REPLICAS", "1").start().await;

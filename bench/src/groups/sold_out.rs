@@ -1,4 +1,4 @@
-//! Denials of a campaign that is sold out with nothing left, against the bare route.
+//! Denials of a sold-out campaign, compared with the bare route.
 
 use anyhow::ensure;
 use serde_json::json;
@@ -13,21 +13,20 @@ use crate::redis::Fsync;
 use crate::server::{Batching, Server};
 use crate::session::Session;
 
-/// The group.
 pub const GROUP: Group = Group {
     name: "soldout",
-    about: "a limited campaign hammered until it is sold out, and its denials after that",
+    about: "a limited campaign until it is sold out, then its denials",
     figures: &[RATIO, DENIALS, BARE, P99],
     parts: &[Cost::of(0.5, 0.6, 2.3)],
     run: |session| Box::pin(run(session)),
 };
 
 const RATIO: &Definition = &Definition::at_least("sold-out denials ÷ (b)", Unit::Ratio, 0.9);
-const DENIALS: &Definition = &Definition::told("(d) sold-out denials", Unit::PerSecond);
-const BARE: &Definition = &Definition::told("(b) beside the denials", Unit::PerSecond);
-const P99: &Definition = &Definition::told("(d) p99 of denials at top rate", Unit::Microseconds);
+const DENIALS: &Definition = &Definition::info("(d) sold-out denials", Unit::PerSecond);
+const BARE: &Definition = &Definition::info("(b), same rounds", Unit::PerSecond);
+const P99: &Definition = &Definition::info("(d) p99 of denials at top rate", Unit::Microseconds);
 
-/// Units of a limited campaign, and claims made for them.
+/// Units of a limited campaign, and number of claims sent to sell all units.
 const TOTAL: u64 = 1000;
 const CLAIMS: u64 = 5000;
 
@@ -37,7 +36,7 @@ async fn run(session: &mut Session) -> anyhow::Result<()> {
     while let Some(round) = session.next_round() {
         session.begin_round();
         let bare = bare_claims(session, &bare).await?;
-        session.say(format_args!("round {round} · (b) bare route: {bare:.0} answers/s"));
+        session.say(format_args!("round {round} · (b) bare route: {bare:.0} responses/s"));
         let denials = denials(session, &mut server).await?;
         session.say(format_args!(
             "round {round} · {}: {TOTAL} of {TOTAL} granted, then {:.0} denials/s, p99 {:.1} ms",
@@ -53,29 +52,37 @@ async fn run(session: &mut Session) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Sells a campaign out, measures what follows, and looks whether a winner's retry still meets its claim.
+/// Sends claims until a campaign is sold out, then measures its denials. Checks that a winner's retry still
+/// returns its claim.
 async fn denials(session: &mut Session, server: &mut Server) -> anyhow::Result<Tally> {
     let limits = json!({"total": TOTAL, "per_user": 5, "per_user_per_day": 5});
     let campaign = server.campaign(limits).await;
-    let won = server.core.claim(&campaign, "winner", "key").await.expect(201).json();
+    let first = server.core.claim(&campaign, "winner", "key").await.expect(201).json();
     sell_out(session, server, &campaign).await?;
     let tally = client::run(load(session, server, &campaign, Pace::Closed(length(session))));
     let tally = session.measure(tally).await?;
     let denied = tally.all(409)?;
-    ensure!(tally.sold_out == denied, "{campaign}: {} of {denied} denials said sold out", tally.sold_out);
-    let again = server.core.claim(&campaign, "winner", "key").await.expect(200).json();
-    ensure!(won["claim"]["id"] == again["claim"]["id"], "{campaign}: a winner's retry met another claim");
+    ensure!(
+        tally.sold_out == denied,
+        "{campaign}: only {} of {denied} denials were `sold_out`",
+        tally.sold_out
+    );
+    let retry = server.core.claim(&campaign, "winner", "key").await.expect(200).json();
+    ensure!(
+        first["claim"]["id"] == retry["claim"]["id"],
+        "{campaign}: a winner's retry returned a different claim"
+    );
     server.check(&campaign, TOTAL).await?;
     Ok(tally)
 }
 
-/// Many more claims than there are units: exactly as many are granted as are left after the first.
+/// Sends many more claims than there are units; exactly the units that the first claim left must be granted.
 async fn sell_out(session: &mut Session, server: &Server, campaign: &str) -> anyhow::Result<()> {
     let tally = client::run(load(session, server, campaign, Pace::Count(CLAIMS))).await?;
     let granted = tally.statuses.get(&201).copied().unwrap_or(0);
     ensure!(
         granted == TOTAL - 1 && tally.sold_out == CLAIMS - granted,
-        "{campaign}: {TOTAL} units, one given before; of {CLAIMS} claims {granted} were granted and {} sold out \
+        "{campaign}: {TOTAL} units, one already granted; of {CLAIMS} claims {granted} were granted and {} `sold_out` \
          (status, number): {:?}",
         tally.sold_out,
         tally.statuses
@@ -84,11 +91,5 @@ async fn sell_out(session: &mut Session, server: &Server, campaign: &str) -> any
 }
 
 fn load(session: &mut Session, server: &Server, campaign: &str, pace: Pace) -> Load {
-    Load {
-        address: server.address(),
-        connections: session.options.connections,
-        request: Template::claim(campaign),
-        seed: session.seed(),
-        pace,
-    }
+    session.load(server.address(), session.options.connections, Template::claim(campaign), pace)
 }

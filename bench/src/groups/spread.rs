@@ -1,4 +1,4 @@
-//! Claims over HTTP from 1,000 campaigns in turn: claimgate against the server that anybody would write.
+//! Claims over HTTP from 1,000 campaigns in turn: claimgate compared with the simplest server.
 
 use super::Group;
 use super::http::length;
@@ -11,16 +11,15 @@ use crate::redis::Fsync;
 use crate::server::{Batching, Server};
 use crate::session::Session;
 
-/// The group.
 pub const GROUP: Group = Group {
     name: "spread",
-    about: "claims over HTTP from 1,000 campaigns: the server that anybody would write, claimgate",
+    about: "claims over HTTP from 1,000 campaigns: the simplest server, claimgate",
     figures: FIGURES,
     parts: &[Cost::of(4.0, 1.0, 4.5)],
     run: |session| Box::pin(run(session)),
 };
 
-/// Claims before those that count: each campaign is brought into Redis by its first.
+/// Warm-up: a campaign's first claim loads it into Redis.
 const WARM_UP: Pace = Pace::Count(5_000);
 
 /// The figures of one fsync setting.
@@ -38,10 +37,10 @@ macro_rules! sets {
         $(const $name: Set = Set {
             fsync: $fsync,
             ratio: &Definition::at_least(concat!("1,000 campaigns ÷ (e), ", $word), Unit::Ratio, 0.8),
-            naive: &Definition::told(concat!("(e) 1,000 campaigns, ", $word), Unit::PerSecond),
-            claims: &Definition::told(concat!("(d) 1,000 campaigns, ", $word), Unit::PerSecond),
-            batch: &Definition::told(
-                concat!("claims a batch, 1,000 campaigns, ", $word), Unit::Claims),
+            naive: &Definition::info(concat!("(e) 1,000 campaigns, ", $word), Unit::PerSecond),
+            claims: &Definition::info(concat!("(d) 1,000 campaigns, ", $word), Unit::PerSecond),
+            batch: &Definition::info(
+                concat!("claims per batch, 1,000 campaigns, ", $word), Unit::Claims),
         };)*
         const SETS: &[&Set] = &[$(&$name),*];
         const FIGURES: &[&Definition] = &[$($name.ratio, $name.naive, $name.claims, $name.batch),*];
@@ -53,7 +52,7 @@ sets! {
     EVERY_SECOND: Fsync::EverySecond, "everysec";
 }
 
-/// Both servers under one fsync setting, each with its campaigns.
+/// Both servers with one fsync setting, each with its campaigns.
 #[derive(Debug)]
 struct Pair {
     set: &'static Set,
@@ -65,7 +64,7 @@ impl Pair {
     async fn start(session: &mut Session, set: &'static Set) -> anyhow::Result<Self> {
         let mut naive = Naive::start(set.fsync).await?;
         let mut shipped = Server::start(Batching::Shipped, set.fsync).await?;
-        let mut campaigns = [naive.thousand(), shipped.thousand().await];
+        let mut campaigns = [naive.thousand_campaigns(), shipped.thousand_campaigns().await];
         let connections = session.options.connections;
         naive.claims_of(session, &mut campaigns[0], connections, WARM_UP).await?;
         shipped.claims_of(session, &mut campaigns[1], connections, WARM_UP).await?;
@@ -96,7 +95,7 @@ async fn measure(session: &mut Session, pair: &mut Pair, round: u32) -> anyhow::
     let shipped = server.claims_of(session, campaigns, connections, pace).await?;
     let rate = shipped.tally.per_second();
     session.say(format_args!(
-        "round {round} · 1,000 campaigns, {}: {naive:.0} claims/s by (e), {rate:.0} by (d), {:.1} a batch",
+        "round {round} · 1,000 campaigns, {}: (e) {naive:.0} claims/s, (d) {rate:.0} claims/s, {:.1} per batch",
         pair.set.fsync, shipped.batch
     ));
     session.add(pair.set.ratio, rate / naive);

@@ -1,4 +1,4 @@
-//! `claimgate audit`: who changed which campaign, and who confirmed or returned which claim, when and how.
+//! `claimgate audit`: changes of campaigns, and confirmations and returns of claims, each with its author and time.
 
 use claimgate_shared::CampaignId;
 use clap::Args;
@@ -10,6 +10,7 @@ use super::table;
 
 /// `claimgate audit`
 #[derive(Debug, Args)]
+#[command(after_help = "Times are in the campaign's time zone, or in UTC if no campaign is given.")]
 pub struct AuditArgs {
     /// The campaign's id [default: all campaigns]
     campaign: Option<CampaignId>,
@@ -20,9 +21,9 @@ pub struct AuditArgs {
 impl AuditArgs {
     /// Runs the command.
     pub async fn run(self) -> Result<(), CallError> {
-        let core = Core::new(&self.call)?;
-        let changes = core.ask(core.admin.audit(self.campaign.as_ref())).await?.json;
-        show(self.call.json, &changes, || table::audit(&changes))?;
-        Ok(())
+        let core = Core::new(&self.call)?.about(self.campaign.as_ref());
+        let changes = core.call(core.admin.audit(self.campaign.as_ref())).await?.json;
+        let zone = core.zone().await;
+        show(self.call.json, &changes, || table::audit(&changes, &zone))
     }
 }

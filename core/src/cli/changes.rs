@@ -1,10 +1,11 @@
-//! `claimgate changes`: the feed of changed claims, a line each.
+//! `claimgate changes`: prints the feed of changed claims, one per line.
 
 use std::time::Duration;
 
 use claimgate_client::Retries;
 use claimgate_shared::CampaignId;
 use clap::Args;
+use clap::builder::RangedI64ValueParser;
 use serde_json::Value;
 use tokio::time::sleep;
 
@@ -12,31 +13,31 @@ use super::call_args::CallArgs;
 use super::client::{CallError, Core};
 use super::printer::{print_line, say};
 
-/// How long one call waits for something to come, in seconds.
+/// Time that one call waits for a change, in seconds.
 const WAIT_S: u32 = 20;
-/// How long to wait before core is asked again after it did not answer: longer each time.
+/// Backoff between retries while core is unavailable, doubled each time.
 const RETRY_MIN: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(5);
-/// The most items of a page.
-const PAGE: u32 = 1000;
+/// The maximum number of items on a page.
+const PAGE_ITEMS: u32 = 1000;
 
 /// `claimgate changes`
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Each line is a JSON object: `claim` as it stands, its `revision`, `updated_at`, and the `cursor` to go on \
-    from. A change is told at least once."
+    after_help = "Each line is a JSON object: `claim` in its current state, its `revision`, `updated_at`, and the `cursor` to \
+    continue from. Each change is listed at least once."
 )]
 pub struct ChangesArgs {
-    /// Begin behind this cursor [default: from the beginning]
+    /// Start after this cursor [default: from the beginning]
     #[arg(long, value_name = "CURSOR")]
     after: Option<String>,
     /// Only claims of this campaign
     #[arg(long, value_name = "ID")]
     campaign: Option<CampaignId>,
-    /// End after so many lines [default: no limit]
-    #[arg(long, value_name = "LINES", value_parser = clap::value_parser!(u64).range(1..))]
+    /// Stop after this many lines [default: no limit]
+    #[arg(long, value_name = "LINES", value_parser = RangedI64ValueParser::<u64>::new().range(1..))]
     limit: Option<u64>,
-    /// Wait for what comes next, also while core is away, instead of ending
+    /// Wait for further changes instead of stopping, even while core is down
     #[arg(long)]
     follow: bool,
     #[command(flatten)]
@@ -46,21 +47,17 @@ pub struct ChangesArgs {
 impl ChangesArgs {
     /// Runs the command.
     pub async fn run(self) -> Result<(), CallError> {
-        // Lines are JSON as they are; a problem is told on standard error, not among them.
-        let mut core = Core::new(&CallArgs { json: false, ..self.call.clone() })?;
+        // The lines are always JSON; a problem is printed on standard error only.
+        let mut core =
+            Core::new(&CallArgs { json: false, ..self.call.clone() })?.about(self.campaign.as_ref());
         let mut after = self.after.clone();
         let mut left = self.limit.unwrap_or(u64::MAX);
-        let mut answered = false;
-        while left > 0 {
-            let page = if self.follow && answered {
-                self.page_at_last(&core, after.as_deref(), left).await?
-            } else {
-                self.page(&core, after.as_deref(), left).await?
-            };
-            if self.follow {
-                core.admin = core.admin.with_retries(Retries::NONE);
-            }
-            answered = true;
+        let mut page = self.page(&core, after.as_deref(), left).await?;
+        if self.follow {
+            // `page_with_retries` retries, without end.
+            core.admin = core.admin.with_retries(Retries::NONE);
+        }
+        loop {
             let items = page["items"].as_array().map(Vec::as_slice).unwrap_or_default();
             if items.is_empty() && !self.follow {
                 return Ok(());
@@ -71,29 +68,41 @@ impl ChangesArgs {
                 }
             }
             left -= items.len() as u64;
+            if left == 0 {
+                return Ok(());
+            }
             after = page["next_cursor"].as_str().map(str::to_owned);
+            page = if self.follow {
+                self.page_with_retries(&core, after.as_deref(), left).await?
+            } else {
+                self.page(&core, after.as_deref(), left).await?
+            };
         }
-        Ok(())
     }
 
-    /// One page behind `after`, of `left` items at most.
+    /// Reads one page after `after`, of at most `left` items.
     async fn page(&self, core: &Core, after: Option<&str>, left: u64) -> Result<Value, CallError> {
-        let limit = u32::try_from(left).unwrap_or(PAGE).min(PAGE);
+        let limit = u32::try_from(left).unwrap_or(PAGE_ITEMS).min(PAGE_ITEMS);
         let wait_s = if self.follow { WAIT_S } else { 0 };
-        Ok(core.ask(core.admin.changes(after, self.campaign.as_ref(), limit, wait_s)).await?.json)
+        Ok(core.call(core.admin.changes(after, self.campaign.as_ref(), limit, wait_s)).await?.json)
     }
 
-    /// The same, asked for until core answers it. `core` is not to repeat calls itself.
-    async fn page_at_last(&self, core: &Core, after: Option<&str>, left: u64) -> Result<Value, CallError> {
+    /// Reads the same page, retrying until core answers. `core` does not retry calls itself.
+    async fn page_with_retries(
+        &self,
+        core: &Core,
+        after: Option<&str>,
+        left: u64,
+    ) -> Result<Value, CallError> {
         let mut pause = RETRY_MIN;
         loop {
             let error = match self.page(core, after, left).await {
                 Err(CallError::Call(error)) => error,
-                told => return told,
+                result => return result,
             };
             let Some(at_least) = error.retry_after() else { return Err(error.into()) };
             if pause == RETRY_MIN {
-                say(&format_args!("{error}; asking again until it answers"));
+                say(&format_args!("{error}; retrying until core answers"));
             }
             sleep(pause.max(at_least)).await;
             pause = (pause * 2).min(RETRY_MAX);

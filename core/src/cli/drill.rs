@@ -1,4 +1,4 @@
-//! `claimgate drill`: a storm on a scratch campaign of a running installation, then the proof.
+//! `claimgate drill`: runs a storm on a scratch campaign of a running installation, then checks the result.
 
 use std::fs::{File, OpenOptions};
 use std::io::{IsTerminal as _, Write as _};
@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use claimgate_client::{Admin, Internal, Retries};
-use claimgate_drill::{DrillError, Installation, Plan, Target, Voice, page, run, text};
+use claimgate_drill::{Console, DrillError, Installation, Plan, Target, UserIds, page, run, text};
+use claimgate_shared::jwt::UserTokens;
+use claimgate_shared::user_id::{DEFAULT_CLAIM, UserIdRule};
 use clap::Args;
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
@@ -16,45 +18,49 @@ use super::call_args::CallArgs;
 use super::client::{CallError, admin_token};
 use super::commands::user_tokens;
 use super::printer::{progress, say, show};
-use crate::clock;
+use crate::{clock, config};
 
 /// `claimgate drill`
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit status: 0 passed; 1 a check does not hold; 2 it could not be run. Needs an admin's token, and through the \
-        edge the key of users' tokens: from the variables or the data directory, as `serve` finds them. Ctrl-C and \
-        SIGTERM end the scratch campaign. An edge that limits requests by address slows the storm down: drill core for a fast one."
+    after_help = "Exit status: 0 passed; 1 a check failed; 2 the drill could not be run. It needs an admin token and, through the \
+        edge, the key of users' tokens, from the variables or the data directory, as `serve` does. Ctrl-C and SIGTERM \
+        stop the drill and end the scratch campaign. An edge that limits requests by address slows the storm down; \
+        for a faster storm, give the URL of core."
 )]
 pub struct DrillArgs {
     /// The edge, or core's internal API, such as `http://127.0.0.1:8787`
     url: String,
-    /// Units that there are to be had
+    /// Units of the scratch campaign
     #[arg(long, default_value_t = 500, value_name = "UNITS", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     units: u32,
-    /// Users who want them; every tenth wants one more than the limit
+    /// Users who claim; every tenth claims one unit more than the limit
     #[arg(long, default_value_t = 2000, value_name = "USERS", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     users: u32,
-    /// Users at once
+    /// Users who claim at the same time
     #[arg(long, default_value_t = 64, value_name = "USERS", value_parser = clap::value_parser!(u16).range(1..=1024))]
     connections: u16,
-    /// Units that each user may have, and asks for
+    /// Units that each user may have, and claims
     #[arg(long, default_value = "1", value_name = "UNITS", value_parser = clap::value_parser!(u32).range(1..=100))]
     per_user: u32,
-    /// Of 100 users, how many send each claim twice at once; as many more lose an answer
+    /// Percentage of users who send each claim twice at once; the same percentage lose a response
     #[arg(long, default_value_t = 10, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=50))]
     duplicates: u32,
-    /// Units that are to be granted [default: all there are, or all that the users may have]
+    /// Units that must be granted [default: all, or as many as the users may have]
     #[arg(long, value_name = "UNITS")]
     expect: Option<u64>,
-    /// Give up when nothing is decided, or reaches SQL, for so many seconds
+    /// Give up if no claim is decided, or none reaches SQL, for this many seconds
     #[arg(long, default_value_t = 60, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=3600))]
     patience: u32,
-    /// Give up when the storm is not over after so many seconds
+    /// Give up if the storm is not over after this many seconds
     #[arg(long, default_value_t = 1200, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=3000))]
     storm_max: u32,
-    /// Write the report as a page with charts to this new file
+    /// Write the report as an HTML page with charts to this new file
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
+    /// Give each granted unit a code, and check the codes
+    #[arg(long)]
+    codes: bool,
     /// Keep the scratch campaign open; it closes after a day
     #[arg(long)]
     keep: bool,
@@ -63,20 +69,20 @@ pub struct DrillArgs {
 }
 
 impl DrillArgs {
-    /// Runs the drill and prints its report; `false` when a check does not hold.
+    /// Runs the drill and prints its report; returns `false` if a check failed.
     pub async fn run(self) -> Result<bool, CallError> {
         let installation = self.installation().await?;
-        // Before the storm: a report that cannot be written would be lost after it.
+        // The file is created before the storm: otherwise the report would be lost if the file could not be written.
         let file = self.report.as_deref().map(new_file).transpose()?;
-        let voice = Voice { progress: &shown, say: &|text| say(&text) };
-        let stop = told_to_stop()?;
-        let done = run(&installation, &self.plan(), clock::now(), voice, stop).await;
+        let console = Console { progress: &show_progress, say: &|text| say(&text) };
+        let stop = stop_signal()?;
+        let done = run(&installation, &self.plan(), clock::now(), console, stop).await;
         let report = done.map_err(|error| {
-            // Without a report there is to be no file; one that stays is empty.
+            // There is no report, so the empty file is removed if possible.
             let _ = self.report.as_ref().map(std::fs::remove_file);
-            could_not(&error)
+            not_run(&error)
         })?;
-        show(self.call.json, &json!(report), || text(&report))?;
+        show::<CallError>(self.call.json, &json!(report), || text(&report))?;
         if let (Some(mut file), Some(path)) = (file, &self.report) {
             file.write_all(page(&report).as_bytes()).map_err(|error| unwritten(path, &error))?;
         }
@@ -93,6 +99,7 @@ impl DrillArgs {
             expect: self.expect,
             patience: Duration::from_secs(self.patience.into()),
             storm_max: Duration::from_secs(self.storm_max.into()),
+            codes: self.codes,
             keep: self.keep,
         }
     }
@@ -100,22 +107,34 @@ impl DrillArgs {
     async fn installation(&self) -> Result<Installation, CallError> {
         let token = admin_token(&self.call)?;
         let url = self.url.trim_end_matches('/').to_owned();
-        let target = Target::find(&url, &token).await.map_err(|error| could_not(&error))?;
-        let users = match target {
-            Target::Core(_) => None,
-            Target::Edge(_) => Some(user_tokens(&self.call)?),
-        };
-        // The drill repeats calls itself, for as long as its plan says.
+        let target = Target::find(&url, &token).await.map_err(|error| not_run(&error))?;
+        // The drill retries calls itself, for as long as its plan says.
         let internal = Internal::new(&format!("http://{}", self.call.listen), &token)?;
         let internal = internal.with_retries(Retries::NONE);
         let admin = Admin::new(&format!("http://{}", self.call.admin_listen), &token)?;
         let admin = admin.with_retries(Retries::NONE);
-        Ok(Installation { target, url, internal, admin, users })
+        let (users, user_ids) = match target {
+            Target::Core(_) => (None, UserIds::at_core(&admin).await),
+            Target::Edge(_) => {
+                let users = user_tokens(&self.call)?;
+                let rule = user_id_rule(&users)?;
+                (Some(users), UserIds::at_edge(&admin, rule).await)
+            }
+        };
+        let user_ids = user_ids.map_err(|error| not_run(&error))?;
+        Ok(Installation { target, url, internal, admin, users, user_ids })
     }
 }
 
-/// Waits for Ctrl-C or SIGTERM; from now on neither ends the process before the campaign is ended.
-fn told_to_stop() -> Result<impl Future<Output = ()>, CallError> {
+/// Returns how the edge derives user ids from tokens of `users`, if its key is set here.
+fn user_id_rule(users: &UserTokens) -> Result<Option<UserIdRule>, CallError> {
+    let key = config::optional_user_id_key()?;
+    Ok(key.map(|key| UserIdRule::hmac(DEFAULT_CLAIM, &users.rules.issuer, key)))
+}
+
+/// Returns a future that waits for Ctrl-C or SIGTERM. From now on, neither signal kills the process before
+/// the campaign is ended.
+fn stop_signal() -> Result<impl Future<Output = ()>, CallError> {
     let on = |kind| signal(kind).map_err(|error| CallError::Usage(format!("signals: {error}")));
     let (mut interrupt, mut terminate) = (on(SignalKind::interrupt())?, on(SignalKind::terminate())?);
     Ok(async move {
@@ -126,13 +145,13 @@ fn told_to_stop() -> Result<impl Future<Output = ()>, CallError> {
     })
 }
 
-/// Whatever keeps a drill from its report is no verdict: neither passed nor failed.
-fn could_not(error: &DrillError) -> CallError {
+/// Converts the error of a drill without a report: such a drill has neither passed nor failed.
+fn not_run(error: &DrillError) -> CallError {
     CallError::Usage(format!("the drill could not be run: {error}"))
 }
 
-/// Only a terminal can have a line that changes; no text clears it.
-fn shown(text: &str) {
+/// Shows progress if standard error is a terminal; an empty text clears the line.
+fn show_progress(text: &str) {
     if std::io::stderr().is_terminal() {
         let who = if text.is_empty() { "" } else { "claimgate: " };
         progress(&format_args!("{who}{text}"));

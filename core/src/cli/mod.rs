@@ -1,50 +1,65 @@
-//! The command line. Exit status: 0 done, 1 refused by a rule, 2 wrong usage or configuration, 3 unavailable.
+//! The command line. Exit status: 0 done, 1 denied by a rule, 2 wrong usage or configuration, 3 unavailable.
 
 mod addition;
 mod audit;
 mod call_args;
+mod campaigns;
 mod capacity;
+mod changed;
 mod changes;
 mod claims;
 mod client;
+mod codes;
 mod commands;
+mod confirmation;
+mod csv_file;
 mod doctor;
 mod drill;
 mod exit_status;
 mod foreign;
 mod imports;
+mod pass;
 mod printer;
 mod replication;
+mod report;
 mod table;
+mod times;
+mod user_ids;
 mod webhooks;
 
+use std::ffi::OsStr;
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use self::exit_status::{DONE, REFUSED, UNAVAILABLE, USAGE};
-use crate::config::{Config, ServeArgs};
+use crate::config::{self, Config, ServeArgs};
 use crate::data_dir;
-use crate::engine::serving::ServingError;
+use crate::engine::lifecycle::serving::ServingError;
 use crate::server::serve;
+use crate::store::sql::SqlError;
 use audit::AuditArgs;
+use campaigns::CampaignCommand;
 use capacity::CapacityArgs;
 use changes::ChangesArgs;
 use claims::ClaimsArgs;
 use client::CallError;
-use commands::{CampaignCommand, ClaimArgs, ClaimIdArgs, ReconcileArgs, TokenArgs};
+use commands::{ClaimArgs, ClaimIdArgs, ReconcileArgs, TokenArgs};
 use doctor::DoctorArgs;
 use drill::DrillArgs;
 use foreign::DropForeignArgs;
+use pass::PassArgs;
 use replication::ReplicationArgs;
+use report::ReportArgs;
+use user_ids::{UserIdArgs, UserIdsArgs};
 use webhooks::WebhooksArgs;
 
-/// Gives away a limited thing to a stampede, exactly up to its limits.
+/// Hands out a limited stock to a stampede of users, exactly up to its limits.
 #[derive(Debug, Parser)]
 #[command(name = "claimgate", version, about, arg_required_else_help = true)]
 #[command(
-    after_help = "Exit status: 0 done, 1 refused by a rule, 2 wrong usage or configuration, 3 unavailable."
+    after_help = "Exit status: 0 done, 1 denied by a rule, 2 wrong usage or configuration, 3 unavailable."
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -57,39 +72,65 @@ enum Command {
     Serve(Box<ServeArgs>),
     /// Create, list, show and change campaigns of a running core
     #[command(subcommand)]
-    Campaign(CampaignCommand),
-    /// Claim for a user
+    Campaign(Box<CampaignCommand>),
+    /// Make a claim for a user
     Claim(ClaimArgs),
-    /// List a campaign's claims, all or those of one user or status
+    /// List a campaign's claims, optionally of one user or status
     Claims(ClaimsArgs),
-    /// List the claims that have changed, a line of JSON each, or follow them
+    /// List changed claims as lines of JSON, or follow them
     Changes(ChangesArgs),
     /// Confirm a held claim
     Confirm(ClaimIdArgs),
-    /// Give a claim's units back
+    /// Return a claim's units
     Return(ClaimIdArgs),
-    /// Compare Redis and SQL, and repair what is safe to repair
+    /// Compare Redis and SQL, and make the repairs that are safe
     Reconcile(ReconcileArgs),
-    /// List who changed which campaign, and who confirmed or returned which claim, when and how
+    /// Report how fast a campaign's units were taken, and how many claims were refused
+    Report(ReportArgs),
+    /// List changes of campaigns, and confirmations and returns of claims, with author and time
     Audit(AuditArgs),
-    /// Show, and change, which replicas must have a claim before it is acknowledged
+    /// Show or change how many replicas must have a claim before it is acknowledged
     Replication(ReplicationArgs),
-    /// List, make and change the receivers that are told of changed claims
+    /// Show or change the user ids that the database is pinned to
+    UserIds(UserIdsArgs),
+    /// Compute the id of a user, as the edge does
+    UserId(UserIdArgs),
+    /// List, add and change webhooks, the receivers of changed claims
     Webhooks(WebhooksArgs),
-    /// Tell what is wrong or risky with this set-up
-    #[command(after_help = "Exit status: 0 when all guarantees hold, warnings or not; 1 when one does not.")]
+    /// Report what is wrong or risky in this set-up
+    #[command(
+        after_help = "Exit status: 0 all guarantees hold, with or without warnings; 1 a guarantee does not hold; 3 core or its Redis \
+            is unavailable, so not everything could be checked."
+    )]
     Doctor(Box<DoctorArgs>),
-    /// Tell what an installation needs for so many users and claims a second
+    /// Estimate what an installation needs for its users and claims per second
     Capacity(CapacityArgs),
-    /// Storm a scratch campaign of a running installation, then prove that nothing went wrong
+    /// Run a storm on a scratch campaign of a running installation, then check every result
     Drill(Box<DrillArgs>),
-    /// Remove another register's campaign from this Redis, once its claims are written to a file
+    /// Remove another database's campaign from this Redis, after writing its claims to a file
     DropForeign(Box<DropForeignArgs>),
-    /// Make a user's token, as the edge takes it
+    /// Create a user's token for the edge
     Token(TokenArgs),
+    /// Create a pass, which lets a user claim from a campaign that requires one
+    Pass(PassArgs),
+}
+
+/// Allows negative numbers as values, so that `--total -5` is a value out of range and not an unknown flag `-5`.
+fn with_negative_numbers(command: clap::Command) -> clap::Command {
+    let command = command.mut_args(|argument| {
+        let takes_values = argument.get_action().takes_values();
+        argument.allow_negative_numbers(takes_values)
+    });
+    command.mut_subcommands(with_negative_numbers)
 }
 
 impl Cli {
+    /// Parses the command line and the environment; on an error, prints it and ends the process.
+    pub fn read() -> Self {
+        let matches = with_negative_numbers(without_empty_variables(Self::command())).get_matches();
+        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+    }
+
     /// Runs the command.
     pub fn run(self) -> ExitCode {
         let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
@@ -99,7 +140,7 @@ impl Cli {
         match self.command {
             Command::Serve(args) => {
                 let ended = run_core(&runtime, &args);
-                // Tasks that core has left behind when it stopped are not waited for.
+                // Does not wait for tasks that still run after core has stopped.
                 runtime.shutdown_background();
                 ended
             }
@@ -108,18 +149,34 @@ impl Cli {
             Command::Claims(args) => finish(runtime.block_on(args.run())),
             Command::Changes(args) => finish(runtime.block_on(args.run())),
             Command::Confirm(args) => finish(runtime.block_on(args.confirm())),
-            Command::Return(args) => finish(runtime.block_on(args.give_back())),
+            Command::Return(args) => finish(runtime.block_on(args.return_units())),
             Command::Reconcile(args) => finish(runtime.block_on(args.run())),
+            Command::Report(args) => finish(runtime.block_on(args.run())),
             Command::Audit(args) => finish(runtime.block_on(args.run())),
             Command::Webhooks(args) => finish(runtime.block_on(args.run())),
             Command::Replication(args) => finish(runtime.block_on(args.run())),
+            Command::UserIds(args) => finish(runtime.block_on(args.run())),
+            Command::UserId(args) => finish(args.run()),
             Command::Doctor(args) => judge(runtime.block_on(args.run())),
             Command::Drill(args) => judge(runtime.block_on(args.run())),
             Command::DropForeign(args) => finish(runtime.block_on(args.run())),
             Command::Capacity(args) => finish(args.run()),
             Command::Token(args) => finish(args.run()),
+            Command::Pass(args) => finish(args.run()),
         }
     }
+}
+
+/// Makes an empty environment variable count as unset.
+fn without_empty_variables(command: clap::Command) -> clap::Command {
+    let is_empty = |name: &OsStr| {
+        std::env::var_os(name).is_some() && name.to_str().is_some_and(|name| config::env_var(name).is_none())
+    };
+    let command = command.mut_args(|arg| match arg.get_env() {
+        Some(name) if is_empty(name) => arg.env(None::<&str>),
+        _ => arg,
+    });
+    command.mut_subcommands(without_empty_variables)
 }
 
 fn run_core(runtime: &tokio::runtime::Runtime, args: &ServeArgs) -> ExitCode {
@@ -135,9 +192,13 @@ fn run_core(runtime: &tokio::runtime::Runtime, args: &ServeArgs) -> ExitCode {
     }
 }
 
-/// Two cores that do not belong together, a Redis with keys of another layout and an address of no primary are a wrong
-/// configuration; what else ends a core may be gone at the next try.
+/// Returns [`USAGE`] for errors that a restart cannot fix: a database that is unsuitable or served with a
+/// different Redis, Redis keys of a different layout, an address without a primary. All other errors may be
+/// gone at the next start.
 fn status_of(error: &anyhow::Error) -> u8 {
+    if matches!(error.downcast_ref(), Some(SqlError::UnsuitableDatabase(_))) {
+        return USAGE;
+    }
     match error.downcast_ref() {
         Some(ServingError::AnotherRedis | ServingError::AnotherLayout(_) | ServingError::NoPrimary(..)) => {
             USAGE
@@ -146,10 +207,11 @@ fn status_of(error: &anyhow::Error) -> u8 {
     }
 }
 
-/// Logs go to standard error: `RUST_LOG` says how much.
+/// Starts logging to standard error; `RUST_LOG` sets the level.
 fn start_log(json: bool) {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info,sqlx=warn"));
+    let wanted =
+        config::env_var("RUST_LOG").and_then(|_| tracing_subscriber::EnvFilter::try_from_default_env().ok());
+    let filter = wanted.unwrap_or_else(|| tracing_subscriber::EnvFilter::new("info,sqlx=warn"));
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
@@ -164,7 +226,7 @@ fn finish(result: Result<(), CallError>) -> ExitCode {
     }
 }
 
-/// As [`finish`], of a command that examines: what it finds wrong is a refusal.
+/// Returns the exit status of a command that runs checks: [`REFUSED`] for a failed check, otherwise as [`finish`].
 fn judge(result: Result<bool, CallError>) -> ExitCode {
     match result {
         Ok(sound) => ExitCode::from(if sound { DONE } else { REFUSED }),

@@ -1,9 +1,10 @@
-//! `claimgate replication`: which replicas must have a claim before it is acknowledged.
+//! `claimgate replication`: shows or changes how many replicas must have a claim before it is acknowledged.
 
 use clap::{Args, Subcommand};
 
 use super::call_args::CallArgs;
 use super::client::{CallError, Core};
+use super::confirmation::ConfirmArgs;
 use super::printer::show;
 use super::table;
 
@@ -22,13 +23,15 @@ pub struct ReplicationArgs {
 enum ReplicationCommand {
     /// Change how many replicas must have a claim before it is acknowledged
     Set {
-        /// How many; with 0 none is waited for, and a failover may lose acknowledged claims
+        /// How many; 0 waits for none, and a failover may lose acknowledged claims
         replicas: u32,
         #[command(flatten)]
         call: CallArgs,
     },
-    /// Believe whichever servers are the primaries now, though they may lack acknowledged claims
+    /// Accept the current primaries, although they may lack acknowledged claims
     AcceptLoss {
+        #[command(flatten)]
+        confirm: ConfirmArgs,
         #[command(flatten)]
         call: CallArgs,
     },
@@ -39,18 +42,23 @@ impl ReplicationArgs {
     pub async fn run(self) -> Result<(), CallError> {
         let call = match &self.command {
             None => &self.call,
-            Some(ReplicationCommand::Set { call, .. } | ReplicationCommand::AcceptLoss { call }) => call,
+            Some(ReplicationCommand::Set { call, .. } | ReplicationCommand::AcceptLoss { call, .. }) => call,
         };
         let core = Core::new(call)?;
         let reply = match self.command {
-            None => core.ask(core.admin.replication()).await,
+            None => core.call(core.admin.replication()).await,
             Some(ReplicationCommand::Set { replicas, .. }) => {
-                core.ask(core.admin.set_replicas(replicas)).await
+                core.call(core.admin.set_replicas(replicas)).await
             }
-            Some(ReplicationCommand::AcceptLoss { .. }) => core.ask(core.admin.accept_loss()).await,
+            Some(ReplicationCommand::AcceptLoss { confirm, .. }) => {
+                confirm.confirm(
+                    "this abandons the acknowledged claims that the primaries lack",
+                    "accept-loss",
+                )?;
+                core.call(core.admin.accept_loss()).await
+            }
         };
         let reply = reply?.json;
-        show(call.json, &reply, || table::replication(&reply))?;
-        Ok(())
+        show(call.json, &reply, || table::replication(&reply))
     }
 }

@@ -1,6 +1,7 @@
-//! What is wrong or risky with a set-up: each finding one line, with what to do. `claimgate doctor` prints them, `serve` logs them.
+//! Checks of a set-up: each finding is one line with a problem and its remedy. `claimgate doctor` prints the
+//! findings, `serve` logs them.
 //!
-//! It only looks: nothing is written, to no file, no Redis and no database.
+//! The checks are read-only: they never write to a file, to Redis or to the database.
 
 mod belonging;
 mod clocks;
@@ -10,16 +11,16 @@ mod report;
 mod setup;
 mod system;
 
+pub use self::database::FEW_CONNECTIONS;
 pub use self::report::{Finding, Report, Severity};
 pub use self::setup::Setup;
 
-/// Looks at everything; takes a few milliseconds, and 10 s when neither Redis nor the database answers.
+/// Runs all checks. They take a few milliseconds, or 10 s if neither Redis nor the database answers.
 pub async fn examine(setup: &Setup) -> Report {
     let mut report = Report::default();
     system::examine(setup, &mut report);
     redis::examine(&setup.redis, &mut report).await;
     database::examine(&setup.database, &mut report).await;
-    report.findings.extend(belonging::examine(setup).await);
-    report.findings.sort_by_key(|finding| finding.severity);
+    belonging::examine(setup, &mut report).await;
     report
 }

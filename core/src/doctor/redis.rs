@@ -1,4 +1,4 @@
-//! Redis: whether what it has acknowledged survives, and whose clock it has.
+//! Checks Redis: that acknowledged writes survive, and that its clock agrees.
 
 use std::time::Duration;
 
@@ -10,41 +10,36 @@ use super::setup::{Redis, WAIT};
 use super::{clocks, system};
 use crate::clock;
 use crate::redis_address::RedisAddress;
-use crate::store::redis::connections::primaries;
-use crate::store::redis::primary::{NoPrimary, Primary};
-use crate::store::redis::sentinel::Sentinels;
+use crate::store::redis::topology::connections::primaries;
+use crate::store::redis::topology::primary::{NoPrimary, Primary};
+use crate::store::redis::topology::sentinel::Sentinels;
 
-/// The longest one answer is waited for.
+/// Time limit of one answer.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
-/// A replica that has not been heard of for longer than this does not follow.
+/// A replica that has been silent for longer than this has fallen behind.
 const LAG_S_MAX: u64 = 10;
 
-/// Settings that the guarantees rest on: what they must be, and what does not hold otherwise.
+/// Settings that the guarantees need: the required value, and the consequence of any other.
 const SETTINGS: [(&str, &str, &str, &str); 5] = [
-    (
-        "redis.appendonly",
-        "appendonly",
-        "yes",
-        "a restart of Redis loses every claim that is not relayed to SQL",
-    ),
+    ("redis.appendonly", "appendonly", "yes", "a restart of Redis loses every claim that is not in SQL yet"),
     (
         "redis.appendfsync",
         "appendfsync",
         "always",
-        "a power cut loses claims that were acknowledged in the second before it",
+        "a power failure loses claims that were acknowledged in the last second",
     ),
     (
         "redis.no_appendfsync_on_rewrite",
         "no-appendfsync-on-rewrite",
         "no",
-        "claims acknowledged during a rewrite of the file may be lost by a power cut",
+        "a power failure may lose claims that were acknowledged while Redis rewrites its file",
     ),
     (
         "redis.aof_load_truncated",
         "aof-load-truncated",
         "no",
-        "a Redis killed in the middle of a write may later bring back half of a script's writes (cut its file with \
-         redis-check-aof --fix instead)",
+        "a Redis that is killed in the middle of a write may later load half of a script's writes (repair its file \
+         with redis-check-aof --fix instead)",
     ),
     (
         "redis.maxmemory_policy",
@@ -54,19 +49,19 @@ const SETTINGS: [(&str, &str, &str, &str); 5] = [
     ),
 ];
 
-/// Settings of a cluster's nodes without which less of it stays available than could.
+/// Settings of cluster nodes that improve availability.
 const CLUSTER_SETTINGS: [(&str, &str, &str, &str); 2] = [
     (
         "redis.cluster_coverage",
         "cluster-require-full-coverage",
         "no",
-        "while the slots of one node are not served, the claims of all campaigns get 503",
+        "while the slots of one node are unavailable, claims on all campaigns get 503",
     ),
     (
         "redis.cluster_migration",
         "cluster-allow-replica-migration",
         "no",
-        "a replica may leave its primary, which then has the only copy",
+        "a replica may move to another primary and leave its own with the only copy",
     ),
 ];
 
@@ -78,12 +73,18 @@ pub(super) async fn examine(redis: &Redis, report: &mut Report) {
     if let Some(RedisAddress::Sentinel(sentinels)) = address {
         report.findings.extend(silent_sentinels(&Sentinels::new(sentinels.clone())).await);
     }
-    let asked = match address {
-        Some(address) => tokio::time::timeout(WAIT, ask(address, given)).await,
+    let checked = match address {
+        Some(address) => tokio::time::timeout(WAIT, examine_primaries(address, given)).await,
         None => Ok(Ok(Vec::new())),
     };
-    let why = match asked {
-        Ok(Ok(findings)) => return report.findings.extend(findings),
+    let part = if given {
+        "the Redis of CLAIMGATE_REDIS_URL: settings, clock, role, replicas, memory"
+    } else {
+        "core's own Redis: settings, clock"
+    };
+    let why = match checked {
+        Ok(Ok(_)) if address.is_none() => "its socket does not exist".to_owned(),
+        Ok(Ok(findings)) => return report.add(part, findings),
         Ok(Err(error)) => match error.remedy() {
             Some(remedy) => {
                 return report.findings.push(Finding::breaks("redis.role", error.to_string(), remedy));
@@ -93,11 +94,13 @@ pub(super) async fn examine(redis: &Redis, report: &mut Report) {
         Err(_) => format!("no answer within {} s", WAIT.as_secs()),
     };
     match redis {
-        Redis::Own { .. } => report.notes.push(format!(
-            "core's own Redis was not looked at: no core is running on this data directory ({why})"
+        Redis::Own { .. } => report.findings.push(Finding::unknown(
+            "redis.running",
+            format!("core's own Redis was not checked: no core is running on this data directory ({why})"),
+            "start core, or set CLAIMGATE_DATA_DIR to its directory",
         )),
         Redis::Given { .. } => {
-            let problem = format!("the Redis of CLAIMGATE_REDIS_URL does not answer: {why}");
+            let problem = format!("the Redis of CLAIMGATE_REDIS_URL is unavailable: {why}");
             report.findings.push(Finding::breaks(
                 "redis.reachable",
                 problem,
@@ -107,44 +110,44 @@ pub(super) async fn examine(redis: &Redis, report: &mut Report) {
     }
 }
 
-/// The sentinels that would be no help in a failover.
+/// Finds sentinels that could not help in a failover.
 async fn silent_sentinels(sentinels: &Sentinels) -> Vec<Finding> {
     let silent = sentinels.examine().await.into_iter();
     let finding = |why| Finding::warning("redis.sentinel", why, "start it, or correct CLAIMGATE_REDIS_URL");
     silent.map(finding).collect()
 }
 
-/// What is found of the one Redis there is, or of each primary of a cluster, with its name before.
-async fn ask(address: &RedisAddress, given: bool) -> Result<Vec<Finding>, NoPrimary> {
+/// Checks the single Redis server, or each primary of a cluster. A cluster primary's findings begin with its name.
+async fn examine_primaries(address: &RedisAddress, given: bool) -> Result<Vec<Finding>, NoPrimary> {
     let mut found = Vec::new();
     for (name, primary) in primaries(address, RESPONSE_TIMEOUT).await? {
         if name.is_empty() {
-            found.extend(look_at(primary?, given).await?);
+            found.extend(examine_primary(primary?, given).await?);
             continue;
         }
-        let looked = match primary {
-            Ok(primary) => look_at_node(primary, given).await.map_err(NoPrimary::from),
+        let examined = match primary {
+            Ok(primary) => examine_node(primary, given).await.map_err(NoPrimary::from),
             Err(error) => Err(error),
         };
-        let of_node = looked.unwrap_or_else(|error| {
+        let of_node = examined.unwrap_or_else(|error| {
             vec![Finding::breaks(
                 "redis.reachable",
-                format!("this primary does not answer: {error}"),
-                "start it, or wait for its replica's promotion",
+                format!("this primary is unavailable: {error}"),
+                "start it, or wait until its replica is promoted",
             )]
         });
-        found.extend(of_node.into_iter().map(|finding| finding.of(&name)));
+        found.extend(of_node.into_iter().map(|finding| finding.of_server(&name)));
     }
     Ok(found)
 }
 
-async fn look_at_node(mut primary: Primary, given: bool) -> Result<Vec<Finding>, RedisError> {
+async fn examine_node(mut primary: Primary, given: bool) -> Result<Vec<Finding>, RedisError> {
     let mut found = settings(&mut primary.connection, &CLUSTER_SETTINGS, Severity::Warning).await?;
-    found.extend(look_at(primary, given).await?);
+    found.extend(examine_primary(primary, given).await?);
     Ok(found)
 }
 
-async fn look_at(primary: Primary, given: bool) -> Result<Vec<Finding>, RedisError> {
+async fn examine_primary(primary: Primary, given: bool) -> Result<Vec<Finding>, RedisError> {
     let mut connection = primary.connection;
     let mut found = settings(&mut connection, &SETTINGS, Severity::Breaks).await?;
     found.extend(time(&mut connection).await?);
@@ -152,11 +155,11 @@ async fn look_at(primary: Primary, given: bool) -> Result<Vec<Finding>, RedisErr
     if replication.is_none() {
         found.push(Finding::breaks(
             "redis.info",
-            "INFO is not allowed: a replica's promotion is not noticed, and limits may be exceeded after it",
+            "INFO is not allowed: core cannot detect a replica's promotion, and limits may be exceeded after it",
             "allow the user of CLAIMGATE_REDIS_URL the commands INFO and CONFIG GET",
         ));
     }
-    // Core's own has no replicas, and its memory is looked at as it is configured.
+    // Core's own Redis has no replicas, and its memory limit is checked from the configuration.
     if given {
         found.extend(replicas(&replication.unwrap_or_default()));
         let memory = info(&mut connection, "memory").await?.unwrap_or_default();
@@ -167,7 +170,7 @@ async fn look_at(primary: Primary, given: bool) -> Result<Vec<Finding>, RedisErr
     Ok(found)
 }
 
-/// The settings that are not as they must be.
+/// Finds settings that do not have the required value.
 async fn settings(
     connection: &mut MultiplexedConnection,
     settings: &[(&'static str, &str, &str, &str)],
@@ -175,22 +178,27 @@ async fn settings(
 ) -> Result<Vec<Finding>, RedisError> {
     let mut found = Vec::new();
     for (check, setting, wanted, otherwise) in settings.iter().copied() {
-        let asked = redis::cmd("CONFIG").arg("GET").arg(setting).query_async(connection).await;
-        let value: Option<Vec<(String, String)>> = allowed(asked)?;
+        let reply = redis::cmd("CONFIG").arg("GET").arg(setting).query_async(connection).await;
+        let value: Option<Vec<(String, String)>> = none_if_rejected(reply)?;
         let value =
             value.map(|pairs| pairs.into_iter().next().map_or("unknown".to_owned(), |(_, value)| value));
         match value {
             Some(value) if value == wanted => {}
             Some(value) => {
                 let problem = format!("Redis' {setting} is '{value}', not '{wanted}': {otherwise}");
-                let remedy = format!("CONFIG SET {setting} {wanted}, and in its file");
+                let remedy =
+                    format!("run CONFIG SET {setting} {wanted}, and set it in Redis' configuration file");
                 found.push(Finding { severity, check, problem, remedy });
             }
             None => {
                 let problem = format!(
-                    "Redis' {setting} cannot be told, CONFIG GET is not allowed: if not '{wanted}', {otherwise}"
+                    "Redis' {setting} is unknown, because CONFIG GET is not allowed: if it is not '{wanted}', {otherwise}"
                 );
-                found.push(Finding::warning(check, problem, "allow CONFIG GET, or look yourself"));
+                found.push(Finding::warning(
+                    check,
+                    problem,
+                    "allow CONFIG GET, or check the setting yourself",
+                ));
             }
         }
     }
@@ -204,13 +212,13 @@ async fn time(connection: &mut MultiplexedConnection) -> Result<Option<Finding>,
     Ok(clocks::compare("redis.clock", "Redis'", seconds * 1000 + micros / 1000, asked_ms))
 }
 
-/// A section of INFO; `None` when it is not allowed.
+/// Reads a section of INFO; `None` if the command is not allowed.
 async fn info(connection: &mut MultiplexedConnection, section: &str) -> Result<Option<String>, RedisError> {
-    allowed(redis::cmd("INFO").arg(section).query_async(connection).await)
+    none_if_rejected(redis::cmd("INFO").arg(section).query_async(connection).await)
 }
 
-/// `None` when the server refuses to say.
-fn allowed<T>(answer: Result<T, RedisError>) -> Result<Option<T>, RedisError> {
+/// Returns `None` if the server rejected the command.
+fn none_if_rejected<T>(answer: Result<T, RedisError>) -> Result<Option<T>, RedisError> {
     match answer {
         Ok(value) => Ok(Some(value)),
         Err(error) if error.code().is_some() => Ok(None),
@@ -226,16 +234,16 @@ fn number(info: &str, name: &str) -> Option<u64> {
     field(info, name)?.parse().ok()
 }
 
-/// What INFO says of who follows the primary.
+/// Checks the primary's replicas as listed by INFO.
 fn replicas(info: &str) -> Vec<Finding> {
     let mut found = Vec::new();
     if number(info, "connected_slaves:") == Some(0) {
         let problem =
-            "no replica follows this Redis: its disk has the only copy of what is not relayed to SQL yet";
+            "this Redis has no replica: its disk has the only copy of claims that are not in SQL yet";
         found.push(Finding::warning(
             "redis.replicas",
             problem,
-            "add a replica, or keep the disk on what survives it",
+            "add a replica, or use storage that survives a disk failure",
         ));
     }
     for line in info.lines().filter(|line| line.starts_with("slave") && line.contains("state=")) {
@@ -243,8 +251,8 @@ fn replicas(info: &str) -> Vec<Finding> {
         let lag_s = part("lag=").and_then(|lag| lag.parse::<u64>().ok()).unwrap_or(0);
         if part("state=") != Some("online") || lag_s > LAG_S_MAX {
             let who = format!("{}:{}", part("ip=").unwrap_or("?"), part("port=").unwrap_or("?"));
-            let problem = format!("the replica {who} does not follow (last heard of {lag_s} s ago)");
-            found.push(Finding::warning("redis.replicas", problem, "look at that replica's log"));
+            let problem = format!("the replica {who} has fallen behind (last contact {lag_s} s ago)");
+            found.push(Finding::warning("redis.replicas", problem, "check that replica's log"));
         }
     }
     found

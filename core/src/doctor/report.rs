@@ -1,15 +1,17 @@
-//! What was found, and how bad it is.
+//! Findings and their severity.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// How bad a finding is.
+/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
     /// A guarantee does not hold.
     Breaks,
+    /// A part of the set-up did not answer, so it is unknown whether all guarantees hold.
+    Unknown,
     /// All guarantees hold, but the set-up has an avoidable risk.
     Warning,
 }
@@ -17,13 +19,13 @@ pub enum Severity {
 /// One finding: a problem and its remedy.
 #[derive(Debug, Clone, Serialize)]
 pub struct Finding {
-    /// How bad it is.
+    /// The severity.
     pub severity: Severity,
     /// The check's stable name, such as `redis.appendonly`.
     pub check: &'static str,
-    /// What is wrong, and its consequence.
+    /// The problem and its consequence.
     pub problem: String,
-    /// What to do.
+    /// The recommended action.
     pub remedy: String,
 }
 
@@ -40,14 +42,19 @@ impl Finding {
         Self { severity: Severity::Warning, check, problem: problem.into(), remedy: remedy.into() }
     }
 
-    /// The same finding, of the server `name`.
-    pub(super) fn of(self, name: &str) -> Self {
+    /// Creates a finding about a part of the set-up that did not answer.
+    pub fn unknown(check: &'static str, problem: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { severity: Severity::Unknown, check, problem: problem.into(), remedy: remedy.into() }
+    }
+
+    /// Adds the name of the server that the finding is about.
+    pub(super) fn of_server(self, name: &str) -> Self {
         Self { problem: format!("{name}: {}", self.problem), ..self }
     }
 
-    /// A value of the configuration with which `serve` would not start.
+    /// Creates a finding about a configuration value with which `serve` would not start.
     pub fn of_configuration(error: &impl fmt::Display) -> Self {
-        Self::breaks("configuration", error.to_string(), "correct it: core does not start with it")
+        Self::breaks("configuration", error.to_string(), "correct it: core does not start with this value")
     }
 }
 
@@ -62,13 +69,21 @@ impl fmt::Display for Finding {
 pub struct Report {
     /// The findings, the worst first.
     pub findings: Vec<Finding>,
-    /// What could not be checked, where that is no fault.
+    /// Parts that could not be checked for a harmless reason.
     pub notes: Vec<String>,
+    /// Parts that were checked.
+    pub examined: Vec<String>,
 }
 
 impl Report {
-    /// Whether a guarantee does not hold.
-    pub fn breaks(&self) -> bool {
-        self.findings.iter().any(|finding| finding.severity == Severity::Breaks)
+    /// Returns whether there is a finding of this severity.
+    pub fn has(&self, severity: Severity) -> bool {
+        self.findings.iter().any(|finding| finding.severity == severity)
+    }
+
+    /// Adds a checked part and its findings.
+    pub(super) fn add(&mut self, part: impl Into<String>, findings: impl IntoIterator<Item = Finding>) {
+        self.examined.push(part.into());
+        self.findings.extend(findings);
     }
 }

@@ -1,4 +1,4 @@
-//! What the doctor checks.
+//! The set-up that the doctor checks.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,19 +7,17 @@ use crate::config::Config;
 use crate::redis_address::RedisAddress;
 use crate::store::redis::managed;
 
-/// The longest that Redis, or the database, is waited for in all.
+/// Time limit for all checks of Redis together, and for all checks of the database.
 pub(super) const WAIT: Duration = Duration::from_secs(5);
 
-/// The Redis of the set-up.
 #[derive(Debug)]
 pub(super) enum Redis {
-    /// Core's own: where it listens while core runs, and its memory limit in bytes.
+    /// Core's own Redis: its address while core runs, and its memory limit in bytes.
     Own { address: Option<RedisAddress>, maxmemory_bytes: u64 },
-    /// That of `CLAIMGATE_REDIS_URL`.
+    /// The Redis of `CLAIMGATE_REDIS_URL`.
     Given { address: RedisAddress },
 }
 
-/// The database of the set-up.
 #[derive(Debug)]
 pub(super) enum Database {
     Sqlite(PathBuf),
@@ -35,13 +33,12 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// The set-up that `serve` has, or would have.
+    /// Returns the set-up of `serve` with this configuration.
     pub fn of(config: &Config) -> Self {
         let redis = match &config.redis_address {
             Some(address) => Redis::Given { address: address.clone() },
             None => Redis::Own {
-                address: managed::url(&config.data_dir, &config.redis_password)
-                    .and_then(|url| RedisAddress::parse(&url, None).ok()),
+                address: managed::address(&config.data_dir, &config.redis_password),
                 maxmemory_bytes: config.redis_maxmemory_bytes,
             },
         };
@@ -53,7 +50,7 @@ impl Setup {
         Self { data_dir: config.data_dir.clone(), redis, database }
     }
 
-    /// Where Redis listens; `None` when it is core's own and not running.
+    /// Returns the address of Redis; `None` if core's own Redis is not running.
     pub fn redis_address(&self) -> Option<&RedisAddress> {
         match &self.redis {
             Redis::Own { address, .. } => address.as_ref(),

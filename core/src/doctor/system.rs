@@ -1,4 +1,4 @@
-//! The machine: who may read the data directory, where it lies, descriptors, memory.
+//! Checks the machine: the data directory's permissions and file system, descriptors, memory.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -6,13 +6,16 @@ use std::path::Path;
 
 use super::report::{Finding, Report};
 use super::setup::{Database, Redis, Setup};
-use crate::config::{SECRET_FILES, memory_bytes};
-use crate::data_dir;
+use crate::config::{self, SECRET_FILES, memory_bytes};
+use crate::data_dir::{self, Exposed};
 
-/// Descriptors that a crowd takes: 4,096 requests at once, and as many again for those that come and go.
+/// Descriptors needed under full load: 4,096 concurrent requests, and as many for connections being opened and closed.
 const DESCRIPTORS_MIN: u64 = 8_192;
-/// Of the machine's memory, how many quarters Redis may take: a rewrite of its file and core itself need the rest.
+/// Redis may use this many quarters of the machine's memory; core and rewrites of Redis' file need the rest.
 const MEMORY_QUARTERS_MAX: u64 = 3;
+
+/// With less free space the data directory's disk counts as full: a rewrite of Redis' file needs more.
+const FREE_BYTES_MIN: u64 = 64 << 20;
 
 /// Numbers of file systems, as `statfs(2)` gives them.
 const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6];
@@ -20,41 +23,44 @@ const ON_THE_NETWORK: [i64; 6] = [0x6969, 0x517b, 0xff53_4d42, 0xfe53_4d42, 0x01
 
 pub(super) fn examine(setup: &Setup, report: &mut Report) {
     if setup.data_dir.is_dir() {
-        report.findings.extend(open_files(&setup.data_dir));
+        let part = format!("the data directory {}: permissions, file system", setup.data_dir.display());
+        report.add(part, exposed_files(&setup.data_dir));
         if matches!(setup.redis, Redis::Own { .. }) || matches!(setup.database, Database::Sqlite(_)) {
             report.findings.extend(file_system(&setup.data_dir));
+            report.findings.extend(full_disk(&setup.data_dir));
         }
     } else {
-        report
-            .notes
-            .push(format!("{} is not there yet: core makes it at its first start", setup.data_dir.display()));
+        report.notes.push(format!(
+            "{} does not exist yet: core creates it at its first start",
+            setup.data_dir.display()
+        ));
     }
-    report.findings.extend(secret_files());
-    report.findings.extend(descriptors());
+    report.add("secret files: permissions", secret_files());
+    report.add("the limit of open files", descriptors());
     if let Redis::Own { maxmemory_bytes, .. } = setup.redis {
-        report.findings.extend(memory("redis.maxmemory", maxmemory_bytes, memory_bytes()));
+        report.add("Redis' memory limit", memory("redis.maxmemory", maxmemory_bytes, memory_bytes()));
     }
 }
 
-/// An open file in a closed directory cannot be reached until the directory is opened: a warning, not a breach.
-fn open_files(directory: &Path) -> Vec<Finding> {
-    let open = data_dir::open(directory);
-    let reachable = open.first().is_some_and(|first| first.path == directory);
-    let finding = |data_dir::Open { path, mode }: data_dir::Open| {
+/// Finds exposed files. In a private directory they cannot be reached, so they are only a warning.
+fn exposed_files(directory: &Path) -> Vec<Finding> {
+    let exposed = data_dir::exposed(directory);
+    let reachable = exposed.first().is_some_and(|first| first.path == directory);
+    let finding = |Exposed { path, mode }: Exposed| {
         let problem = format!("{} is open to other users of this machine (mode {mode:o})", path.display());
-        let remedy = format!("chmod go-rwx {}, or restart core, which closes it", path.display());
+        let remedy = format!("run chmod go-rwx {}, or restart core, which does the same", path.display());
         if reachable {
             Finding::breaks("data_dir.open", problem, remedy)
         } else {
             Finding::warning("data_dir.open", problem, remedy)
         }
     };
-    open.into_iter().map(finding).collect()
+    exposed.into_iter().map(finding).collect()
 }
 
-/// Secrets that the environment keeps in files elsewhere.
+/// Finds files of secrets, named by environment variables, that every user can read.
 fn secret_files() -> Vec<Finding> {
-    let files = SECRET_FILES.iter().filter_map(|variable| Some((variable, std::env::var_os(variable)?)));
+    let files = SECRET_FILES.iter().filter_map(|variable| Some((variable, config::env_var(variable)?)));
     files
         .filter_map(|(variable, file)| {
             let mode = fs::metadata(&file).ok()?.mode() & 0o7777;
@@ -62,7 +68,7 @@ fn secret_files() -> Vec<Finding> {
                 let file = Path::new(&file).display();
                 let problem =
                     format!("{variable}: {file} can be read by every user of this machine (mode {mode:o})");
-                Finding::warning("secrets.open", problem, format!("chmod o-rwx {file}"))
+                Finding::warning("secrets.open", problem, format!("run chmod o-rwx {file}"))
             })
         })
         .collect()
@@ -72,7 +78,8 @@ fn file_system(directory: &Path) -> Option<Finding> {
     let kind = rustix::fs::statfs(directory).ok()?.f_type;
     let shown = directory.display();
     if IN_MEMORY.contains(&kind) {
-        let problem = format!("{shown} lies in memory: a restart of the machine loses every claim");
+        let problem =
+            format!("{shown} is on a file system in memory: a restart of the machine loses every claim");
         return Some(Finding::breaks(
             "data_dir.in_memory",
             problem,
@@ -80,10 +87,22 @@ fn file_system(directory: &Path) -> Option<Finding> {
         ));
     }
     ON_THE_NETWORK.contains(&kind).then(|| {
-        let problem =
-            format!("{shown} lies on a network file system: its locks and syncs are what claims rest on");
+        let problem = format!("{shown} is on a network file system: claims depend on its locks and syncs");
         let remedy = "set CLAIMGATE_DATA_DIR to a local disk, or use PostgreSQL and a Redis of your own";
         Finding::warning("data_dir.network", problem, remedy)
+    })
+}
+
+fn full_disk(directory: &Path) -> Option<Finding> {
+    let disk = rustix::fs::statvfs(directory).ok()?;
+    let free_bytes = disk.f_bavail.saturating_mul(disk.f_frsize);
+    (free_bytes < FREE_BYTES_MIN).then(|| {
+        let problem = format!(
+            "the disk of {} has {} MiB left: once it is full, no claim is decided, or none reaches SQL",
+            directory.display(),
+            free_bytes >> 20
+        );
+        Finding::breaks("data_dir.full", problem, "free disk space")
     })
 }
 
@@ -91,7 +110,7 @@ fn descriptors() -> Option<Finding> {
     let (_, hard) = rlimit::Resource::NOFILE.get().ok()?;
     (hard < DESCRIPTORS_MIN).then(|| {
         let problem =
-            format!("at most {hard} files and connections may be open: a crowd needs {DESCRIPTORS_MIN}");
+            format!("the limit of open files and connections is {hard}: full load needs {DESCRIPTORS_MIN}");
         Finding::warning(
             "system.descriptors",
             problem,
@@ -100,7 +119,7 @@ fn descriptors() -> Option<Finding> {
     })
 }
 
-/// Whether a Redis with this limit is killed by the kernel before it refuses by itself. 0 is no limit.
+/// Finds a memory limit at which the kernel may kill Redis before Redis refuses writes. 0 is no limit.
 pub(super) fn memory(
     check: &'static str,
     maxmemory_bytes: u64,
@@ -110,15 +129,15 @@ pub(super) fn memory(
     let most = machine_bytes / 4 * MEMORY_QUARTERS_MAX;
     let mib = |bytes: u64| bytes >> 20;
     let problem = match maxmemory_bytes {
-        0 => "Redis has no maxmemory: when memory runs out the kernel kills it, where it would have refused"
+        0 => "Redis has no maxmemory: when memory runs out, the kernel kills it before it refuses writes"
             .to_owned(),
         bytes if bytes > most => format!(
             "Redis' maxmemory of {} MiB is more than three quarters of the machine's {} MiB: the kernel may kill it before it \
-             refuses",
+             refuses writes",
             mib(bytes),
             mib(machine_bytes)
         ),
         _ => return None,
     };
-    Some(Finding::warning(check, problem, format!("set it to {} MiB at most", mib(most))))
+    Some(Finding::warning(check, problem, format!("set maxmemory to {} MiB at most", mib(most))))
 }

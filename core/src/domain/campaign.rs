@@ -1,4 +1,4 @@
-//! A campaign: its rules, its version, its epoch.
+//! Campaigns: rules, version and epoch.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -8,91 +8,117 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use claimgate_shared::campaign::AdminState;
 use claimgate_shared::user_claims::Allowance;
 use claimgate_shared::{
-    CampaignId, CampaignState, CampaignView, Code, Limits, Problem, Timestamp, Version, Window,
+    CampaignId, CampaignState, CampaignView, Code, Limits, PassRule, Problem, Timestamp, Version, Window,
 };
 use serde::{Deserialize, Serialize};
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 
 use super::claim_record::UserCounters;
+use super::codes::CodeStock;
 use super::counters::{Epoch, FencingToken};
+use super::days::TimeZone;
+use super::free_text::{self, TextError};
 use super::high_water_mark::HighWaterMark;
-use super::utc_offsets::TimeZone;
 
 const NAME_CHARS_MAX: usize = 200;
+/// Maximum number of units that a campaign can count, regardless of its limits: the scripts count in 5 bytes.
+pub const UNITS_MAX: u64 = (1 << 40) - 1;
 
-/// A campaign as the database has it: its rules, and the state that belongs to them.
+/// A campaign as stored in the database: rules and state.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Campaign {
-    /// Its id, which never changes.
+    /// The id, which never changes.
     pub id: CampaignId,
-    /// Its name, for people.
+    /// The display name.
     pub name: Name,
     /// The time in which claims are granted.
     pub window: Window,
-    /// The time zone whose calendar days count; never changes.
+    /// The time zone of the daily limit's calendar days; it never changes.
     pub zone: TimeZone,
-    /// How much may be claimed.
+    /// The limits on units that may be claimed.
     pub limits: Limits,
-    /// For how long a claim is held before it must be confirmed; `None` grants at once.
+    /// How long a hold lasts unless it is confirmed; `None` if claims are granted immediately.
     pub hold_seconds: Option<NonZeroU32>,
-    /// Whether an admin has paused or ended it.
+    /// When claims by browsers need a pass; `None` if they never do.
+    pub pass: Option<PassRule>,
+    /// The codes that claims get, as SQL had them when this was read; `None` for a campaign without codes,
+    /// which never changes.
+    pub codes: Option<CodeStock>,
+    /// Whether an admin has paused or ended the campaign.
     pub admin_state: AdminState,
     /// Raised by every change.
     pub version: Version,
-    /// Raised by every load, 0 before the first: what an older epoch still wants to write is refused.
+    /// Raised by every load into Redis; 0 before the first load. Writes of an older epoch are rejected.
     pub epoch: Epoch,
-    /// The last fencing token drawn, for suspending the campaign in Redis: what is written there under an older one is
-    /// refused.
+    /// The last fencing token issued for suspending the campaign in Redis, which rejects writes under older
+    /// tokens.
     pub token: FencingToken,
-    /// The register it belongs to: Redis may hold another register's campaign of the same name.
+    /// The identity of the database that the campaign belongs to. Redis may hold another database's campaign
+    /// with the same id.
     pub register_id: RegisterId,
-    /// Its high-water mark, as far as SQL knows it.
+    /// The high-water mark that SQL has recorded.
     pub high_water_mark: HighWaterMark,
-    /// When an admin last changed it.
+    /// The time of the last change by an admin.
     pub changed_at: Timestamp,
-    /// Its final counters, once it is evicted.
+    /// The final counters of an evicted campaign.
     pub evicted: Option<Evicted>,
-    /// The file whose import is unfinished, by the digest of its bytes: the campaign is evicted, and nothing is decided.
+    /// The digest of the file whose import is unfinished. Until then the campaign is evicted, and no claim is
+    /// decided.
     pub unfinished_import: Option<String>,
 }
 
-/// The rules that Redis decides by: all of a campaign's but its name and its time zone, which never changes.
+/// The rules that Redis applies: all of a campaign's rules except the name and the time zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AppliedRules {
     /// Whether an admin has paused or ended the campaign.
     pub admin_state: AdminState,
     /// The time in which claims are granted.
     pub window: Window,
-    /// How much may be claimed.
+    /// The limits on units that may be claimed.
     pub limits: Limits,
-    /// For how long a claim is held; `None` grants at once.
+    /// How long a hold lasts unless it is confirmed; `None` if claims are granted immediately.
     pub hold_seconds: Option<NonZeroU32>,
-    /// The version of these rules.
+    /// When claims by browsers need a pass; `None` if they never do.
+    pub pass: Option<PassRule>,
+    /// The version of the rules.
     pub version: Version,
 }
 
 impl AppliedRules {
-    /// `campaign` by these rules.
-    pub fn of(&self, campaign: &Campaign) -> Campaign {
-        let Self { admin_state, window, limits, hold_seconds, version } = *self;
-        Campaign { window, limits, hold_seconds, admin_state, version, ..campaign.clone() }
+    /// Returns `campaign` with these rules.
+    pub fn applied_to(&self, campaign: &Campaign) -> Campaign {
+        let Self { admin_state, window, limits, hold_seconds, pass, version } = *self;
+        Campaign { window, limits, hold_seconds, pass, admin_state, version, ..campaign.clone() }
     }
 }
 
-/// Tells a campaign from all others of the same name: drawn at its creation, kept in its row and in its keys.
+/// Returns the units that `total`, or [`UNITS_MAX`] without a `total`, leaves after `taken`; never below 0.
+/// `None` if more units are left than a claim can request, which happens only without a `total`.
+pub fn units_left(total: Option<u32>, taken: u64) -> Option<u32> {
+    let total = total.map_or(UNITS_MAX, u64::from);
+    u32::try_from(total.saturating_sub(taken)).ok()
+}
+
+/// The random id of one creation of a campaign. It distinguishes campaigns with the same id in different
+/// databases, and is stored in the campaign's row and in its Redis keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegisterId(String);
 
 impl RegisterId {
-    /// A random id that no other campaign has.
+    /// Returns a new random id.
     pub(crate) fn random() -> Result<Self, Problem> {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes).map_err(|_| {
-            Problem::new(Code::Unavailable, "the system has no randomness; nothing was tried")
+            Problem::new(
+                Code::Unavailable,
+                "the system returned no random bytes; the request was not processed",
+            )
         })?;
         Ok(Self(URL_SAFE_NO_PAD.encode(bytes)))
     }
 
-    /// The id as SQL and Redis store it.
+    /// Returns the id as SQL and Redis store it.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -109,12 +135,12 @@ impl From<String> for RegisterId {
 pub struct Evicted {
     /// Units taken.
     pub taken: u64,
-    /// The last sequence given.
+    /// The last sequence number assigned.
     pub sequence: u64,
 }
 
 impl Campaign {
-    /// The view that callers get when `taken` units are taken at `now`.
+    /// Returns the campaign as callers see it at `now`, with `taken` units taken.
     pub fn view(&self, taken: u64, now: Timestamp) -> CampaignView {
         let remaining = self.remaining(taken);
         CampaignView {
@@ -124,23 +150,33 @@ impl Campaign {
             window: self.window,
             time_zone: self.zone.name().to_owned(),
             limits: self.limits,
+            pass: self.pass,
+            codes: self.codes.is_some(),
             remaining,
             version: self.version,
             server_time: now,
         }
     }
 
-    /// Units left of `total` when `taken` are taken; never below 0, `None` when unlimited.
-    pub fn remaining(&self, taken: u64) -> Option<u32> {
-        let total = u64::from(self.limits.total?);
-        u32::try_from(total.saturating_sub(taken)).ok()
+    /// Checks whether the total may change to `total`: a campaign with codes needs a code for each unit.
+    ///
+    /// # Errors
+    /// As for [`CodeStock::check_total`].
+    pub(super) fn check_new_total(&self, total: Option<u32>) -> Result<(), Problem> {
+        let is_raised = total.is_none_or(|total| self.limits.total.is_some_and(|now| total > now));
+        self.codes.filter(|_| is_raised).map_or(Ok(()), |stock| stock.check_total(total))
     }
 
-    /// What is left to a user who has taken `user`, when `taken` units are taken in all, on the day `today` (days since 1970 in
-    /// the campaign's time zone).
+    /// Returns the units left after `taken`, like [`units_left`].
+    pub fn remaining(&self, taken: u64) -> Option<u32> {
+        units_left(self.limits.total, taken)
+    }
+
+    /// Returns the allowance of a user with the counters `user`. `taken` is the number of units taken by all
+    /// users; `today` is the day in the campaign's time zone, in days since 1970.
     pub fn allowance(&self, taken: u64, user: &UserCounters, today: u32) -> Allowance {
         let limits = self.limits;
-        // As the script judges it: never a day before the user's last one, whatever the clock does.
+        // Like the script, never use a day before the user's last one, unless a wrong clock set that day.
         let day = today.max(user.day);
         let on_day = if user.day == day { user.on_day } else { 0 };
         let left = |limit: NonZeroU32, used: u64| {
@@ -155,7 +191,7 @@ impl Campaign {
         }
     }
 
-    /// Since when no claim can be granted any more; `None` while one still can, or may again.
+    /// Returns the time after which no claim could be granted; `None` if claims can be granted now or later.
     pub fn over_since(&self, now: Timestamp) -> Option<Timestamp> {
         match self.admin_state {
             AdminState::Ended => Some(self.changed_at),
@@ -165,32 +201,55 @@ impl Campaign {
         }
     }
 
-    /// Whether claims on `other` are decided by the same rules.
-    pub fn decides_as(&self, other: &Self) -> bool {
-        self.same_rules(other) && self.admin_state == other.admin_state
-    }
-
-    /// Whether `other` has the same rules: name, window, zone, limits and hold.
-    pub fn same_rules(&self, other: &Self) -> bool {
-        (&self.name, self.window, &self.zone, self.limits, self.hold_seconds)
-            == (&other.name, other.window, &other.zone, other.limits, other.hold_seconds)
+    /// Returns whether `other` has the same rules for claims.
+    pub fn has_same_rules_as(&self, other: &Self) -> bool {
+        let rules = |of: &Self| {
+            (of.name.clone(), of.window, of.zone.clone(), of.limits, of.hold_seconds, of.pass, of.admin_state)
+        };
+        rules(self) == rules(other)
     }
 }
 
-/// A campaign's name: 1 to 200 characters, none of them a control character.
+/// A campaign's name: 1 to 200 characters that [do not mislead](free_text).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Name(String);
 
+/// The reason why a text is not a valid [`Name`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NameError {
+    /// The text is empty or too long.
+    #[error("must be 1 to {NAME_CHARS_MAX} characters")]
+    Length,
+    /// The text has misleading characters or no visible one.
+    #[error(transparent)]
+    Text(#[from] TextError),
+}
+
 impl TryFrom<String> for Name {
-    type Error = &'static str;
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        let count = text.chars().count();
-        if (1..=NAME_CHARS_MAX).contains(&count) && !text.chars().any(char::is_control) {
-            Ok(Self(text))
-        } else {
-            Err("must be 1 to 200 characters, without control characters")
+    type Error = NameError;
+    fn try_from(text: String) -> Result<Self, NameError> {
+        if !(1..=NAME_CHARS_MAX).contains(&text.chars().count()) {
+            return Err(NameError::Length);
         }
+        free_text::check(&text)?;
+        Ok(Self(text))
+    }
+}
+
+impl Name {
+    /// Returns a name read from the database without checking it: earlier versions accepted more characters.
+    pub(crate) fn stored(text: String) -> Self {
+        Self(text)
+    }
+}
+
+impl utoipa::ToSchema for Name {}
+
+impl utoipa::PartialSchema for Name {
+    fn schema() -> RefOr<Schema> {
+        let text = ObjectBuilder::new().schema_type(Type::String).pattern(Some(free_text::PATTERN));
+        text.min_length(Some(1)).max_length(Some(NAME_CHARS_MAX)).build().into()
     }
 }
 

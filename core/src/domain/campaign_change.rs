@@ -4,48 +4,81 @@ use std::num::NonZeroU32;
 
 use claimgate_shared::campaign::AdminState;
 use claimgate_shared::problem::{object, parse_json};
-use claimgate_shared::{CampaignId, Limits, Problem, Timestamp, Version, Window};
+use claimgate_shared::{CampaignId, Limits, PassRule, Problem, Timestamp, Version, Window};
 use serde::{Deserialize, Deserializer};
 
 use super::campaign::{Campaign, Name, RegisterId};
+use super::codes::{CodeStock, per_claim_limit};
 use super::counters::{Epoch, FencingToken};
+use super::days::TimeZone;
 use super::high_water_mark::HighWaterMark;
-use super::utc_offsets::TimeZone;
 
 /// `POST /admin/v1/campaigns`.
-#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[derive(Debug, Clone, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewCampaign {
     id: CampaignId,
-    #[schema(value_type = String, min_length = 1, max_length = 200)]
     name: Name,
-    starts_at: Timestamp,
+    /// If omitted or `null`, the campaign opens immediately, and an existing campaign counts as identical
+    /// regardless of its start.
+    #[serde(default)]
+    starts_at: Option<Timestamp>,
     #[serde(default)]
     ends_at: Option<Timestamp>,
     #[serde(default)]
-    #[schema(value_type = String, default = "UTC", example = "Asia/Shanghai")]
+    #[schema(value_type = String, format = "time-zone", default = "UTC", example = "Asia/Shanghai")]
     time_zone: TimeZone,
     #[serde(default, deserialize_with = "object")]
     limits: Limits,
     #[serde(default)]
     #[schema(value_type = Option<u32>, minimum = 1)]
     hold_seconds: Option<NonZeroU32>,
+    /// When claims by browsers need a pass; omitted or `null` if they never do.
+    #[serde(default)]
+    pass: Option<PassRule>,
+    /// Whether each unit of a granted claim has a code. The total is then 0 until codes have been added, and `per_claim` at most
+    /// 1,000, also by default.
+    #[serde(default)]
+    codes: bool,
 }
 
 impl NewCampaign {
-    /// Parses the body of a campaign that is created at `now`; a problem names the field that is wrong.
+    /// Parses the request body. An error names the invalid field.
+    pub fn parse(body: &[u8]) -> Result<Self, Problem> {
+        let mut new: Self = parse_json(body)?;
+        if new.codes {
+            new.limits.per_claim = Some(per_claim_limit(new.limits.per_claim)?);
+        }
+        if let Some(starts_at) = new.starts_at {
+            window(starts_at, new.ends_at)?;
+        }
+        Ok(new)
+    }
+
+    /// Returns the campaign's id.
+    pub fn id(&self) -> &CampaignId {
+        &self.id
+    }
+
+    /// Returns the campaign as created at `now`. Without a start, it opens at the beginning of the current
+    /// second.
     ///
     /// # Errors
-    /// `invalid_request`, with the field that is wrong; `unavailable` when the system has no randomness.
-    pub fn parse(body: &[u8], now: Timestamp) -> Result<Campaign, Problem> {
-        let new: Self = parse_json(body)?;
+    /// `invalid_request` if the campaign has no start and its end is not after `now`; `codes_missing` for a
+    /// total above 0 with codes; `unavailable` if the system returns no random bytes.
+    pub fn created_at(self, now: Timestamp) -> Result<Campaign, Problem> {
+        let starts_at = self.starts_at.unwrap_or_else(|| now.saturating_add_ms(-(now.as_ms() % 1000)));
+        let codes = self.codes.then(CodeStock::default);
+        codes.map_or(Ok(()), |stock| stock.check_total(self.limits.total))?;
         Ok(Campaign {
-            id: new.id,
-            name: new.name,
-            window: window(new.starts_at, new.ends_at)?,
-            zone: new.time_zone,
-            limits: new.limits,
-            hold_seconds: new.hold_seconds,
+            id: self.id,
+            name: self.name,
+            window: window(starts_at, self.ends_at)?,
+            zone: self.time_zone,
+            limits: self.limits,
+            hold_seconds: self.hold_seconds,
+            pass: self.pass,
+            codes,
             admin_state: AdminState::On,
             version: Version::FIRST,
             epoch: Epoch::default(),
@@ -57,34 +90,55 @@ impl NewCampaign {
             unfinished_import: None,
         })
     }
+
+    /// Returns the names of the members that differ from those of `found`. An omitted start is not compared.
+    pub fn differences(&self, found: &Campaign) -> Vec<&'static str> {
+        let (limits, window) = (found.limits, found.window);
+        let differs = [
+            ("name", self.name != found.name),
+            ("starts_at", self.starts_at.is_some_and(|start| start != window.starts_at())),
+            ("ends_at", self.ends_at != window.ends_at()),
+            ("time_zone", self.time_zone != found.zone),
+            ("limits.total", self.limits.total != limits.total),
+            ("limits.per_user", self.limits.per_user != limits.per_user),
+            ("limits.per_user_per_day", self.limits.per_user_per_day != limits.per_user_per_day),
+            ("limits.per_claim", self.limits.per_claim != limits.per_claim),
+            ("hold_seconds", self.hold_seconds != found.hold_seconds),
+            ("pass", self.pass != found.pass),
+            ("codes", self.codes != found.codes.is_some()),
+        ];
+        differs.into_iter().filter_map(|(member, differs)| differs.then_some(member)).collect()
+    }
 }
 
-/// `PATCH /admin/v1/campaigns/{id}`: what is left out stays as it is; `null` takes a limit, the end or the
-/// hold away.
+/// `PATCH /admin/v1/campaigns/{id}`: omitted members stay unchanged; `null` removes the end, the hold or the
+/// pass rule.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
-#[allow(clippy::option_option)] // left out, null and a value are three things here
+#[allow(clippy::option_option)] // omitted, null and a value are three things here
 pub struct CampaignPatch {
     /// The version this change was made against.
-    #[schema(value_type = u64)]
+    #[schema(value_type = u64, maximum = 18_446_744_073_709_551_615_u64)]
     pub version: Version,
-    #[schema(value_type = Option<String>)]
     name: Option<Name>,
     starts_at: Option<Timestamp>,
     #[serde(default, deserialize_with = "given")]
     ends_at: Option<Option<Timestamp>>,
     #[serde(default, deserialize_with = "object")]
     limits: LimitsPatch,
-    /// Counts for claims made from then on.
+    /// Applies to claims made after the change.
     #[serde(default, deserialize_with = "given")]
     #[schema(value_type = Option<u32>, minimum = 1)]
     hold_seconds: Option<Option<NonZeroU32>>,
+    #[serde(default, deserialize_with = "given")]
+    #[schema(value_type = Option<PassRule>)]
+    pass: Option<Option<PassRule>>,
 }
 
-/// The limits of a [`CampaignPatch`].
+/// The limits that a patch changes; `null` removes one.
 #[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
-#[allow(clippy::option_option)] // left out, null and a number are three things here
+#[allow(clippy::option_option)] // omitted, null and a number are three things here
 pub struct LimitsPatch {
     #[serde(default, deserialize_with = "given")]
     total: Option<Option<u32>>,
@@ -99,7 +153,7 @@ pub struct LimitsPatch {
     per_claim: Option<Option<NonZeroU32>>,
 }
 
-/// Tells `null` (given) from left out (not given).
+/// Distinguishes `null` (given) from an omitted member (not given).
 #[allow(clippy::option_option)]
 fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
     deserializer: D,
@@ -108,29 +162,33 @@ fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
 }
 
 impl CampaignPatch {
-    /// Parses the body; a problem names the field that is wrong.
-    ///
-    /// # Errors
-    /// `invalid_request`, with the field that is wrong.
+    /// Parses the request body. An error names the invalid field.
     pub fn parse(body: &[u8]) -> Result<Self, Problem> {
         parse_json(body)
     }
 
-    /// `campaign` with this change made and its version raised.
+    /// Returns `campaign` with this change made and its version raised.
     pub(crate) fn apply(self, campaign: &Campaign) -> Result<Campaign, Problem> {
         let starts_at = self.starts_at.unwrap_or_else(|| campaign.window.starts_at());
         let ends_at = self.ends_at.unwrap_or_else(|| campaign.window.ends_at());
         let now = campaign.limits;
+        let total = self.limits.total.unwrap_or(now.total);
+        campaign.check_new_total(total)?;
+        let mut per_claim = self.limits.per_claim.unwrap_or(now.per_claim);
+        if campaign.codes.is_some() {
+            per_claim = Some(per_claim_limit(per_claim)?);
+        }
         Ok(Campaign {
             name: self.name.unwrap_or_else(|| campaign.name.clone()),
             window: window(starts_at, ends_at)?,
             limits: Limits {
-                total: self.limits.total.unwrap_or(now.total),
+                total,
                 per_user: self.limits.per_user.unwrap_or(now.per_user),
                 per_user_per_day: self.limits.per_user_per_day.unwrap_or(now.per_user_per_day),
-                per_claim: self.limits.per_claim.unwrap_or(now.per_claim),
+                per_claim,
             },
             hold_seconds: self.hold_seconds.unwrap_or(campaign.hold_seconds),
+            pass: self.pass.unwrap_or(campaign.pass),
             version: campaign.version.next(),
             evicted: None,
             ..campaign.clone()
@@ -147,11 +205,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_patch_keeps_what_it_leaves_out() {
+    fn a_patch_keeps_omitted_members() {
         let body =
             br#"{"id":"d","name":"D","starts_at":"2026-01-01T00:00:00Z","ends_at":"2026-02-01T00:00:00Z",
             "limits":{"total":10,"per_user":2}}"#;
-        let campaign = NewCampaign::parse(body, Timestamp::default()).unwrap();
+        let campaign = NewCampaign::parse(body).unwrap().created_at(Timestamp::default()).unwrap();
         let patch =
             |body: &str| CampaignPatch::parse(body.as_bytes()).and_then(|patch| patch.apply(&campaign));
         let changed = patch(r#"{"version":1,"ends_at":null,"limits":{"total":null,"per_claim":1}}"#).unwrap();
@@ -168,9 +226,29 @@ mod tests {
             (r#"{"version":1,"hold_seconds":0}"#, "hold_seconds"),
             (r#"{"version":1,"limits":[1,2,3,4]}"#, "limits"),
             (r#"{"version":1,"starts_at":"2026-03-01T00:00:00Z"}"#, "ends_at"),
-            ("{}", "body"),
+            ("{}", "version"),
         ] {
             assert_eq!(patch(body).unwrap_err().extensions.field.as_deref(), Some(field), "{body}");
         }
+    }
+
+    #[test]
+    fn an_omitted_start_is_now_and_matches_any_start() {
+        let new = |more: &str| {
+            let body = format!(r#"{{"id":"d","name":"D","limits":{{"total":10}}{more}}}"#);
+            NewCampaign::parse(body.as_bytes()).unwrap()
+        };
+        let now = Timestamp::from_ms(1_800_000_000_123).unwrap();
+        let found = new("").created_at(now).unwrap();
+        assert_eq!(found.window.starts_at().as_ms(), 1_800_000_000_000, "the second has begun: it is open");
+        let none: [&str; 0] = [];
+        assert_eq!(new("").differences(&found), none);
+        let start = found.window.starts_at();
+        assert_eq!(new(&format!(r#","starts_at":"{start}""#)).differences(&found), none);
+        assert_eq!(new(&format!(r#","starts_at":"{now}""#)).differences(&found), ["starts_at"]);
+        let other = r#","ends_at":"2099-01-01T00:00:00Z","time_zone":"Asia/Shanghai","hold_seconds":5"#;
+        assert_eq!(new(other).differences(&found), ["ends_at", "time_zone", "hold_seconds"]);
+        let past = new(r#","ends_at":"2026-01-01T00:00:00Z""#).created_at(now).unwrap_err();
+        assert_eq!(past.extensions.field.as_deref(), Some("ends_at"));
     }
 }

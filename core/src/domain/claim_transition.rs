@@ -1,6 +1,6 @@
 //! Claim transitions that a caller can request.
 
-/// A change of a claim that was decided before.
+/// A change to an existing claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClaimTransition {
     /// A held claim becomes granted.
@@ -10,7 +10,7 @@ pub enum ClaimTransition {
 }
 
 impl ClaimTransition {
-    /// As `transition.lua` takes it.
+    /// Returns the name that `transition.lua` expects.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Confirm => "confirm",

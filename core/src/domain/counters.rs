@@ -1,14 +1,15 @@
-//! Numbers that only rise, each a type of its own: none is taken for another.
+//! Counters that only rise. Each has its own type, so that they cannot be confused.
 
 claimgate_shared::monotonic! {
-    /// Which load of a campaign into Redis something belongs to, 0 before the first: what an older epoch still wants to
-    /// write is refused.
+    /// The number of a campaign's load into Redis; 0 before the first load. Writes of an older epoch are
+    /// rejected.
     Epoch;
-    /// Drawn from a campaign's row by each core that is about to suspend it in Redis: what is written there under an older
-    /// one is refused.
+    /// A token that SQL issues to each core that is about to suspend a campaign in Redis. Redis rejects
+    /// writes under an older token.
     FencingToken;
-    /// Which change of any campaign in SQL, 0 before the first: they become visible in their order.
+    /// The number of a change in SQL, across all campaigns; 0 before the first change. Changes become visible
+    /// in the order of their numbers.
     ChangeNumber;
-    /// Which connection to Redis, from 1: another one may lead to another server.
+    /// The number of a connection to Redis, from 1. A different connection may lead to a different server.
     Generation;
 }

@@ -1,45 +1,45 @@
-//! What the scripts write for SQL: one outbox entry per call, with one event per claim that it changed.
+//! Events that the scripts write to the outbox: one entry per call, with one event per changed claim.
 
 use claimgate_shared::{CampaignId, ClaimId, Timestamp, UserId};
 
 use super::claim_record::ClaimRecord;
 use super::counters::Epoch;
 
-/// A claim as it stood after a decision.
+/// A claim's state after a decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClaimEvent {
     /// The user who claimed.
     pub user: UserId,
     /// The claim.
     pub claim: ClaimRecord,
-    /// When the claim got this state.
+    /// When the claim entered this state.
     pub updated_at: Timestamp,
-    /// `total` at the decision; `None` when unlimited, or when this is no grant.
+    /// `total` at the decision; `None` if it was unlimited, or if the event is not a grant.
     pub limit_at_decision: Option<u64>,
-    /// Units taken after the decision; `None` when this is no grant.
+    /// Units taken after the decision; `None` if the event is not a grant.
     pub cumulative_taken: Option<u64>,
 }
 
 impl ClaimEvent {
-    /// The claim's id in `campaign`.
+    /// Returns the claim's id in `campaign`.
     pub fn claim_id(&self, campaign: &CampaignId) -> ClaimId {
         ClaimId { campaign: campaign.clone(), user: self.user.clone(), digest: self.claim.digest }
     }
 }
 
-/// One script call's worth of events.
+/// The events of one script call.
 #[derive(Debug)]
 pub struct OutboxEntry {
-    /// Its id in the stream.
+    /// The entry's id in the stream.
     pub id: String,
-    /// The campaign's epoch when it was written.
+    /// The campaign's epoch when the entry was written.
     pub epoch: Epoch,
-    /// The campaign's event count after it.
+    /// The campaign's event count after this entry.
     pub count: u64,
-    /// In the order of their decisions.
+    /// The events, in the order of their decisions.
     pub events: Vec<ClaimEvent>,
     /// The name of the caller who confirmed or returned the claim; `None` for every other call.
     pub by: Option<String>,
-    /// The context of the call that wrote it, as a `traceparent`; `None` when that was not traced.
+    /// The `traceparent` of the call that wrote the entry; `None` if the call was not traced.
     pub trace: Option<String>,
 }

@@ -1,21 +1,23 @@
-//! A file of past claims: read as CSV, numbered by user, and held against the campaign's limits and the claims it has.
+//! Parses a CSV file of past claims, and checks it against the campaign's limits and existing claims.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::num::NonZeroU32;
 use std::str::FromStr;
 
 use claimgate_shared::ids::claim_digest;
 use claimgate_shared::problem::Limit;
+use claimgate_shared::user_id::Scheme;
 use claimgate_shared::{
     CampaignId, ClaimDigest, ClaimStatus, Code, IdempotencyKey, Limits, Problem, Quantity, Timestamp, UserId,
 };
 use csv::ByteRecord;
 
-use super::campaign::Campaign;
+use super::campaign::{Campaign, Evicted, UNITS_MAX};
 use super::claim_record::ClaimRecord;
 use super::event::ClaimEvent;
+use super::user_ids::UserIdsDiffer;
 
-/// The headers that a file may have.
+/// The accepted headers.
 const HEADERS: [&[&str]; 4] = [
     &["user_id", "quantity"],
     &["user_id", "quantity", "claimed_at"],
@@ -23,26 +25,28 @@ const HEADERS: [&[&str]; 4] = [
     &["user_id", "quantity", "claimed_at", "idempotency_key"],
 ];
 
-/// The most lines that a file may have. Shorter ones than usual would let 256 MiB hold ten times as many, and each takes memory
-/// of its own while the file is imported.
-const LINES_MAX: usize = 5_000_000;
+/// Maximum number of lines in a file. During an import, each line takes up to 200 bytes of memory. 3 million
+/// lines (600 MB) and the 256 MiB file fit the packaged core's memory limit of 1 GiB. Without this maximum, a
+/// file of very short lines could have ten times as many.
+const LINES_MAX: u32 = 3_000_000;
 
-/// A claim of the file.
+/// A claim in the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PastClaim {
-    /// Who claimed.
-    pub user: UserId,
+    /// The user's number.
+    user: u32,
+    line: u32,
     /// Units.
     pub quantity: Quantity,
+    day: u32,
     digest: ClaimDigest,
     claimed_at: Timestamp,
-    day: u32,
-    line: u64,
 }
 
 impl PastClaim {
-    /// The claim as it was granted in place `sequence`, when `total` was the limit and `taken` units were taken after it.
-    pub fn granted(&self, sequence: u64, total: Option<u64>, taken: u64) -> ClaimEvent {
+    /// Returns the event of the claim's grant to `user` under the limit `total`, with the sequence number
+    /// `sequence` and `taken` units taken afterwards.
+    fn granted(&self, user: UserId, sequence: u64, total: Option<u64>, taken: u64) -> ClaimEvent {
         let claim = ClaimRecord {
             digest: self.digest,
             status: ClaimStatus::Granted,
@@ -54,7 +58,7 @@ impl PastClaim {
             day: self.day,
         };
         ClaimEvent {
-            user: self.user.clone(),
+            user,
             claim,
             updated_at: self.claimed_at,
             limit_at_decision: total,
@@ -63,40 +67,71 @@ impl PastClaim {
     }
 }
 
-/// The claims of a file, and what the campaign has already.
+/// The claims of a file, and the campaign's existing claims.
 #[derive(Debug, Default)]
 pub struct Import {
     claims: Vec<PastClaim>,
-    /// The users of the file.
-    users: HashMap<UserId, Usage>,
-    /// Claims of these users that the campaign has, with their units.
+    /// The users of the file, numbered from 0.
+    users: HashMap<UserId, u32>,
+    /// Indexed by the user's number.
+    usage: Vec<Usage>,
+    /// Units by the user's number and the day.
+    on_days: HashMap<(u32, u32), u64>,
+    /// The existing claims of the file's users, with their units.
     known: HashMap<ClaimDigest, u32>,
     taken: u64,
 }
 
-/// What a user has taken, and how many lines of the file are the user's.
+/// The units that a user has taken, and the number of the user's lines in the file.
 #[derive(Debug, Default)]
 struct Usage {
-    lines: u64,
+    lines: u32,
     ever: u64,
-    on_days: BTreeMap<u32, u64>,
 }
 
-impl Usage {
-    fn add(&mut self, day: u32, units: u64) {
-        self.ever += units;
-        *self.on_days.entry(day).or_default() += units;
+/// The claims of a file that the campaign does not have yet, in file order.
+#[derive(Debug)]
+pub struct MissingClaims {
+    /// Indexed by the user's number.
+    users: Vec<UserId>,
+    claims: Vec<PastClaim>,
+}
+
+impl MissingClaims {
+    /// Returns the number of claims.
+    pub fn count(&self) -> usize {
+        self.claims.len()
+    }
+
+    /// Returns the grants of all claims in order, in lists of at most `size`. Their numbers continue the
+    /// counters `before`; `total` is the limit.
+    pub fn granted(
+        &self,
+        size: usize,
+        before: Evicted,
+        total: Option<u64>,
+    ) -> impl Iterator<Item = Vec<ClaimEvent>> {
+        let Evicted { mut taken, mut sequence } = before;
+        self.claims.chunks(size).map(move |claims| {
+            let granted = claims.iter().map(|claim| {
+                sequence += 1;
+                taken += u64::from(claim.quantity.get());
+                let user = self.users[claim.user as usize].clone();
+                claim.granted(user, sequence, total, taken)
+            });
+            granted.collect()
+        })
     }
 }
 
 impl Import {
-    /// Reads a file of claims on `campaign`, none of them given as later than `now`.
+    /// Parses a file of claims on `campaign`. No claim may be later than `now`.
     ///
     /// # Errors
-    /// `payload_too_large` for more than [`LINES_MAX`] lines; `invalid_request`, which names the first line that is wrong, counted
-    /// from 1, the header.
+    /// `payload_too_large` for more than [`LINES_MAX`] lines; `invalid_request` with the first malformed
+    /// line, where the header is line 1.
     pub fn parse(file: &[u8], campaign: &Campaign, now: Timestamp) -> Result<Self, Problem> {
-        if line_ends(file) > LINES_MAX {
+        if line_ends(file) > u64::from(LINES_MAX) {
             return Err(Problem::new(
                 Code::PayloadTooLarge,
                 format!(
@@ -106,14 +141,11 @@ impl Import {
         }
         let mut reader = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(file);
         let mut line = ByteRecord::new();
-        // From memory, and of any length: nothing in it can fail.
+        // Reading from memory with fields of any length cannot fail.
         let mut read = |line: &mut ByteRecord| reader.read_byte_record(line).unwrap_or(false);
         read(&mut line);
         let Some(columns) = HEADERS.into_iter().find(|columns| line == **columns) else {
-            return Err(Problem::invalid(
-                "line 1",
-                "must be the header user_id,quantity, then claimed_at, idempotency_key, both or neither",
-            ));
+            return Err(Problem::invalid("line 1", wrong_header(file, &line)));
         };
         let mut import = Self::default();
         let mut numbers = LineNumbers { file, at: 0, line: 1 };
@@ -125,17 +157,35 @@ impl Import {
         Ok(import)
     }
 
-    /// The claim of one line; `Err` says what is wrong with it.
+    /// Checks that all user ids are of `scheme`.
+    ///
+    /// # Errors
+    /// `user_ids_differ` with the first line that has another one.
+    pub fn check_user_ids(&self, scheme: &Scheme) -> Result<(), Problem> {
+        let others: HashMap<u32, &UserId> = self
+            .users
+            .iter()
+            .filter(|(user, _)| !scheme.admits(user))
+            .map(|(user, number)| (*number, user))
+            .collect();
+        let first = self.claims.iter().find_map(|claim| Some((claim.line, *others.get(&claim.user)?)));
+        first.map_or(Ok(()), |(line, user)| {
+            let why = UserIdsDiffer::Id { pinned: *scheme };
+            Err(rejected(line, user, Code::UserIdsDiffer, &why.to_string()))
+        })
+    }
+
+    /// Parses the claim of one line. `Err` describes the mistake.
     fn claim(
         &mut self,
         columns: &[&str],
         fields: &ByteRecord,
-        line: u64,
+        line: u32,
         campaign: &Campaign,
         now: Timestamp,
     ) -> Result<PastClaim, String> {
         if fields.len() != columns.len() {
-            return Err(format!("must have {} fields, as the header, not {}", columns.len(), fields.len()));
+            return Err(format!("must have {} fields, like the header, not {}", columns.len(), fields.len()));
         }
         let field = |name: &str| {
             let at = columns.iter().position(|column| *column == name);
@@ -151,115 +201,179 @@ impl Import {
             return Err("claimed_at: must not be in the future".to_owned());
         }
         let key = field("idempotency_key").map(|text| parse("idempotency_key", text)).transpose()?;
-        let digest = self.digest(&campaign.id, &user, key);
-        Ok(PastClaim { user, quantity, digest, claimed_at, day: campaign.zone.day_of(claimed_at), line })
+        let number = self.number_of(&user);
+        let usage = &mut self.usage[number as usize];
+        usage.lines += 1;
+        let digest = digest(&campaign.id, &user, key, usage.lines);
+        let day = campaign.zone.day_of(claimed_at);
+        Ok(PastClaim { user: number, line, quantity, day, digest, claimed_at })
     }
 
-    /// The digest of a user's next line. Without a key it is that of the line's number among the user's, by a text that no
-    /// caller can choose as a key.
-    fn digest(&mut self, campaign: &CampaignId, user: &UserId, key: Option<IdempotencyKey>) -> ClaimDigest {
-        if !self.users.contains_key(user) {
-            self.users.insert(user.clone(), Usage::default());
+    /// Returns the user's number; a new user gets the next one.
+    fn number_of(&mut self, user: &UserId) -> u32 {
+        if let Some(number) = self.users.get(user) {
+            return *number;
         }
-        let number = self.users.get_mut(user).map_or(0, |usage| {
-            usage.lines += 1;
-            usage.lines
-        });
-        match key {
-            Some(key) => claim_digest(campaign, user, key.as_str()),
-            None => claim_digest(campaign, user, &format!("import:{number}")),
-        }
+        // There are fewer users than lines.
+        let number = u32::try_from(self.usage.len()).unwrap_or(u32::MAX);
+        self.users.insert(user.clone(), number);
+        self.usage.push(Usage::default());
+        number
     }
 
-    /// Records a claim that the campaign has, but no revoked one.
-    pub fn has(&mut self, user: &UserId, claim: &ClaimRecord) {
+    /// Records an existing claim of the campaign, which must not be revoked.
+    pub fn mark_existing(&mut self, user: &UserId, claim: &ClaimRecord) {
         let stands = matches!(claim.status, ClaimStatus::Granted | ClaimStatus::Held);
         let units = if stands { u64::from(claim.quantity) } else { 0 };
         self.taken += units;
-        if let Some(usage) = self.users.get_mut(user) {
-            usage.add(claim.day, units);
+        if let Some(number) = self.users.get(user) {
+            self.usage[*number as usize].ever += units;
+            *self.on_days.entry((*number, claim.day)).or_default() += units;
             self.known.insert(claim.digest, claim.quantity);
         }
     }
 
-    /// The claims that the campaign lacks, in the file's order, and how many it has already.
+    /// Returns the claims that the campaign does not have yet, and the number of claims that it has already.
     ///
     /// # Errors
-    /// The first line with a known key and another quantity, or that would exceed one of `limits`, as a claim would be
-    /// refused.
-    pub fn lacking(mut self, limits: Limits) -> Result<(Vec<PastClaim>, u64), Problem> {
-        let mut lacking = Vec::new();
-        let mut already = 0;
-        for claim in std::mem::take(&mut self.claims) {
-            match self.known.get(&claim.digest) {
-                Some(quantity) if *quantity == claim.quantity.get() => already += 1,
-                Some(quantity) => return Err(reused(&claim, *quantity)),
-                None => {
-                    self.take(&claim, limits)?;
-                    lacking.push(claim);
+    /// The problem of the first line that repeats a known key with a different quantity, or would exceed one
+    /// of `limits`. A claim request would get the same problem.
+    pub fn missing(mut self, limits: Limits) -> Result<(MissingClaims, u64), Problem> {
+        let names: Vec<UserId> = {
+            let mut numbered: Vec<_> = std::mem::take(&mut self.users).into_iter().collect();
+            numbered.sort_unstable_by_key(|(_, number)| *number);
+            numbered.into_iter().map(|(user, _)| user).collect()
+        };
+        let (mut claims, mut already, mut rejection) = (std::mem::take(&mut self.claims), 0, None);
+        // Filter in place: a second list would double the memory.
+        claims.retain(|claim| {
+            if rejection.is_some() {
+                return false;
+            }
+            match self.take_unless_known(claim, &names[claim.user as usize], limits) {
+                Ok(true) => true,
+                Ok(false) => {
+                    already += 1;
+                    false
+                }
+                Err(problem) => {
+                    rejection = Some(problem);
+                    false
                 }
             }
+        });
+        match rejection {
+            Some(problem) => Err(problem),
+            None => Ok((MissingClaims { users: names, claims }, already)),
         }
-        Ok((lacking, already))
     }
 
-    /// Counts a claim, if the limits allow it.
-    fn take(&mut self, claim: &PastClaim, limits: Limits) -> Result<(), Problem> {
+    /// Counts the claim of `user` if the limits allow it. Returns `false` if the campaign has the claim
+    /// already.
+    fn take_unless_known(
+        &mut self,
+        claim: &PastClaim,
+        user: &UserId,
+        limits: Limits,
+    ) -> Result<bool, Problem> {
         let units = u64::from(claim.quantity.get());
-        if bound(limits.per_claim).is_some_and(|bound| units > bound) {
-            let why = format!("{units} units are more than a claim may have");
-            return Err(refused(claim, Code::QuantityOutOfRange, &why));
+        let rejected = |code, why: String| Err(rejected(claim.line, user, code, &why));
+        match self.known.get(&claim.digest) {
+            Some(known) if u64::from(*known) == units => return Ok(false),
+            Some(known) => {
+                let why = format!("the campaign has this claim with {known} units instead of {units}");
+                return rejected(Code::IdempotencyKeyReused, why);
+            }
+            None => {}
         }
-        let usage = self.users.entry(claim.user.clone()).or_default();
-        let on_day = usage.on_days.get(&claim.day).copied().unwrap_or_default();
+        if bound(limits.per_claim).is_some_and(|bound| units > bound) {
+            return rejected(Code::QuantityOutOfRange, format!("{units} units exceed the limit per claim"));
+        }
+        let usage = &mut self.usage[claim.user as usize];
+        let on_day = self.on_days.entry((claim.user, claim.day)).or_default();
         for (limit, bound, taken) in [
-            (Limit::PerUserPerDay, bound(limits.per_user_per_day), on_day),
+            (Limit::PerUserPerDay, bound(limits.per_user_per_day), *on_day),
             (Limit::PerUser, bound(limits.per_user), usage.ever),
-            (Limit::Total, limits.total.map(u64::from), self.taken),
+            (Limit::Total, Some(limits.total.map_or(UNITS_MAX, u64::from)), self.taken),
         ] {
             if let Some(bound) = bound.filter(|bound| taken + units > *bound) {
-                return Err(exceeded(claim, limit, bound, taken));
+                return Err(exceeded((claim, user), limit, bound, taken));
             }
         }
-        usage.add(claim.day, units);
+        usage.ever += units;
+        *on_day += units;
         self.taken += units;
         self.known.insert(claim.digest, claim.quantity.get());
-        Ok(())
+        Ok(true)
     }
 }
 
-/// Numbers the lines of a file: the reader's own numbers are behind after empty lines.
+/// Returns the digest of a user's line. Without a key, it is derived from the line's number among the user's
+/// lines, in a form that no caller can choose as a key.
+fn digest(campaign: &CampaignId, user: &UserId, key: Option<IdempotencyKey>, number: u32) -> ClaimDigest {
+    match key {
+        Some(key) => claim_digest(campaign, user, key.as_str()),
+        None => claim_digest(campaign, user, &format!("import:{number}")),
+    }
+}
+
+/// Describes the mistake in an unknown header: most rejected files come from a spreadsheet.
+fn wrong_header(file: &[u8], header: &ByteRecord) -> &'static str {
+    let is_utf_16 = file.starts_with(b"\xff\xfe")
+        || file.starts_with(b"\xfe\xff")
+        || file.iter().take(64).any(|byte| *byte == 0);
+    let has = |byte: u8| header.iter().flatten().any(|found| *found == byte);
+    if is_utf_16 {
+        "is UTF-16: save the file as UTF-8"
+    } else if header.get(0).is_some_and(|first| first.to_ascii_lowercase().starts_with(b"sep=")) {
+        "is a separator note for a spreadsheet (sep=): remove this line, and separate the fields of all others with commas"
+    } else if has(b';') {
+        "has ';' between the fields: use ',' in all lines"
+    } else if has(b'\t') {
+        "has tabs between the fields: use ',' in all lines"
+    } else {
+        "must be the header user_id,quantity, optionally followed by claimed_at, idempotency_key or both"
+    }
+}
+
+/// Counts the lines of a file, because the CSV reader's own line numbers are too low after empty lines.
 struct LineNumbers<'a> {
     file: &'a [u8],
     at: usize,
-    line: u64,
+    line: u32,
 }
 
 impl LineNumbers<'_> {
-    /// The line on which `record` begins, the header's being 1; of records in the file's order.
-    fn of(&mut self, record: &ByteRecord) -> u64 {
+    /// Returns the line on which `record` begins; the header is line 1. Must be called in file order.
+    fn of(&mut self, record: &ByteRecord) -> u32 {
         let read_from = record.position().and_then(|position| usize::try_from(position.byte()).ok());
         let rest = &self.file[self.at..];
         let skipped = read_from.map_or(0, |from| from.saturating_sub(self.at)).min(rest.len());
         let ends = rest[skipped..].iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
         let passed = &rest[..skipped + ends];
-        self.line += passed.split(|byte| *byte == b'\n').skip(1).count() as u64;
+        // The file has at most [`LINES_MAX`] lines.
+        self.line += u32::try_from(line_ends(passed)).unwrap_or(u32::MAX);
         self.at += passed.len();
         self.line
     }
 }
 
-/// How many lines of a file end, by whichever of the two characters it ends them.
-fn line_ends(file: &[u8]) -> usize {
-    let count = |end: u8| file.split(|byte| *byte == end).skip(1).count();
-    count(b'\n').max(count(b'\r'))
+/// Counts the line endings in `text`: LF, CR LF or CR, as in a record. `text` must not begin between a CR and
+/// its LF.
+fn line_ends(text: &[u8]) -> u64 {
+    let mut before = 0;
+    text.iter().fold(0, |ends, byte| {
+        let is_end = *byte == b'\r' || (*byte == b'\n' && before != b'\r');
+        before = *byte;
+        ends + u64::from(is_end)
+    })
 }
 
 fn bound(limit: Option<NonZeroU32>) -> Option<u64> {
     limit.map(|limit| u64::from(limit.get()))
 }
 
-/// A field's value; `Err` names the field.
+/// Parses a field's value; `Err` names the field.
 fn parse<T: FromStr<Err: std::fmt::Display>>(name: &str, field: &[u8]) -> Result<T, String> {
     let text = std::str::from_utf8(field).map_err(|_| format!("{name}: is not UTF-8"))?;
     text.parse().map_err(|why| format!("{name}: {why}"))
@@ -273,26 +387,22 @@ fn quantity(field: &[u8]) -> Result<Quantity, String> {
         .ok_or_else(|| "quantity: must be from 1 to 4294967295".to_owned())
 }
 
-fn refused(claim: &PastClaim, code: Code, why: &str) -> Problem {
-    let line = format!("line {}", claim.line);
-    let mut problem = Problem::new(code, format!("{line}, user {}: {why}", claim.user));
+fn rejected(line: u32, user: &UserId, code: Code, why: &str) -> Problem {
+    let line = format!("line {line}");
+    let mut problem = Problem::new(code, format!("{line}, user {user}: {why}"));
     problem.extensions.field = Some(line);
     problem
 }
 
-fn reused(claim: &PastClaim, quantity: u32) -> Problem {
-    let why = format!("the campaign has this claim with {quantity} units, not {}", claim.quantity.get());
-    refused(claim, Code::IdempotencyKeyReused, &why)
-}
-
-fn exceeded(claim: &PastClaim, limit: Limit, bound: u64, taken: u64) -> Problem {
+fn exceeded((claim, user): (&PastClaim, &UserId), limit: Limit, bound: u64, taken: u64) -> Problem {
     let (code, whose) = match limit {
         Limit::Total => (Code::SoldOut, "in total"),
         Limit::PerUser => (Code::UserLimitReached, "for this user"),
         Limit::PerUserPerDay => (Code::UserDailyLimitReached, "for this user on that day"),
     };
     let after = taken + u64::from(claim.quantity.get());
-    let mut problem = refused(claim, code, &format!("{after} units {whose}, where {bound} are allowed"));
+    let mut problem =
+        rejected(claim.line, user, code, &format!("{after} units {whose}, but only {bound} are allowed"));
     problem.extensions.limit = Some(limit);
     problem.extensions.remaining = u32::try_from(bound.saturating_sub(taken)).ok();
     problem
@@ -307,7 +417,7 @@ mod tests {
         let body = format!(
             r#"{{"id":"d","name":"D","starts_at":"2026-01-01T20:00:00Z","time_zone":"Asia/Shanghai","limits":{limits}}}"#
         );
-        NewCampaign::parse(body.as_bytes(), Timestamp::default()).unwrap()
+        NewCampaign::parse(body.as_bytes()).unwrap().created_at(Timestamp::default()).unwrap()
     }
 
     fn import(file: &str) -> Result<Import, Problem> {
@@ -315,35 +425,41 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_counted_by_whatever_ends_them() {
-        for (text, lines) in [("", 0), ("a", 0), ("a\n\nb\n", 3), ("a\r\nb\r\n", 2), ("a\rb\r", 2)] {
+    fn lines_are_counted_with_any_line_ending() {
+        for (text, lines) in
+            [("", 0), ("a", 0), ("a\n\nb\n", 3), ("a\r\nb\r\n", 2), ("a\rb\r", 2), ("a\r\r\nb\n\r", 4)]
+        {
             assert_eq!(line_ends(text.as_bytes()), lines, "{text:?}");
         }
     }
 
-    fn lacking(file: &str, limits: &str) -> Result<(Vec<PastClaim>, u64), Problem> {
-        import(file)?.lacking(campaign(limits).limits)
+    fn missing(file: &str, limits: &str) -> Result<(Vec<PastClaim>, u64), Problem> {
+        missing_of(import(file)?, limits)
+    }
+
+    fn missing_of(import: Import, limits: &str) -> Result<(Vec<PastClaim>, u64), Problem> {
+        import.missing(campaign(limits).limits).map(|(missing, already)| (missing.claims, already))
     }
 
     #[test]
-    fn what_a_line_leaves_out_is_the_start_and_its_place_among_the_users() {
+    fn omitted_times_and_keys_have_defaults() {
         let (claims, already) =
-            lacking("user_id,quantity\r\nann,2\r\nbob,1\r\nann,3\r\n", "{\"total\":6}").unwrap();
+            missing("user_id,quantity\r\nann,2\r\nbob,1\r\nann,3\r\n", "{\"total\":6}").unwrap();
         assert_eq!((claims.len(), already), (3, 0));
         let start = campaign("{}").window.starts_at();
         assert!(claims.iter().all(|claim| claim.claimed_at == start && claim.day == claims[0].day));
-        assert_eq!(crate::domain::utc_offsets::day_text(claims[0].day.into()), "2026-01-02");
-        let again = lacking("user_id,quantity,claimed_at,idempotency_key\nbob,1,,\nann,2,,\nann,3,,\n", "{}");
+        assert_eq!(crate::domain::days::day_text(claims[0].day.into()), "2026-01-02");
+        let again = missing("user_id,quantity,claimed_at,idempotency_key\nbob,1,,\nann,2,,\nann,3,,\n", "{}");
         let again = again.unwrap().0;
         for (one, same) in [(0, 1), (1, 0), (2, 2)] {
-            assert_eq!(claims[one].digest, again[same].digest, "whatever the order of the users");
+            assert_eq!(claims[one].digest, again[same].digest, "in any order of the users");
         }
     }
 
     #[test]
-    fn no_key_that_a_caller_can_choose_is_that_of_a_line() {
+    fn callers_cannot_use_a_generated_import_key() {
         assert!("import:1".parse::<IdempotencyKey>().is_err());
-        let keyed = lacking("user_id,quantity,idempotency_key\nann,1,k1\nann,1,\n", "{}").unwrap().0;
+        let keyed = missing("user_id,quantity,idempotency_key\nann,1,k1\nann,1,\n", "{}").unwrap().0;
         let ann: UserId = "ann".parse().unwrap();
         assert_eq!(keyed[0].digest, claim_digest(&"d".parse().unwrap(), &ann, "k1"));
         assert_eq!(keyed[1].digest, claim_digest(&"d".parse().unwrap(), &ann, "import:2"));
@@ -370,12 +486,55 @@ mod tests {
             ("user_id,quantity,idempotency_key\nann,1,a key\n", "line 2"),
             ("user_id,quantity\n\nann,1\n\"bob\n,1", "line 4"),
             ("user_id,quantity\r\nann,1\r\n\r\n\r\nbob,0\r\n", "line 5"),
+            ("user_id,quantity\rann,1\rbob,0\r", "line 3"),
+            ("user_id,quantity\rann,1\r\r\rbob,0", "line 5"),
+            ("user_id,quantity\nann,1\rbob,1\r\ncid,0\n", "line 4"),
+            ("user_id,quantity\r\"ann\",\"1\"\r\"b\rb\",1\r", "line 3"),
         ] {
             let problem = import(file).unwrap_err();
             assert_eq!(problem.code, Code::InvalidRequest, "{file}");
             assert_eq!(problem.extensions.field.as_deref(), Some(line), "{file}: {}", problem.detail);
         }
         assert!(Import::parse(b"user_id,quantity\n\xff,1\n", &campaign("{}"), Timestamp::default()).is_err());
+    }
+
+    #[test]
+    fn errors_name_the_faults_of_spreadsheet_files() {
+        let utf_16 = |text: &str, mark: &[u8]| {
+            let units = text.encode_utf16().flat_map(u16::to_le_bytes);
+            mark.iter().copied().chain(units).collect::<Vec<u8>>()
+        };
+        let header = "user_id,quantity\nann,1\n";
+        for (file, part) in [
+            (b"user_id;quantity\nann;1\n".to_vec(), "';'"),
+            (b"user_id;quantity;claimed_at\rann;1;\r".to_vec(), "';'"),
+            (b"user_id\tquantity\nann\t1\n".to_vec(), "tabs"),
+            (b"sep=,\nuser_id,quantity\nann,1\n".to_vec(), "sep="),
+            (b"sep=;\nuser_id;quantity\nann;1\n".to_vec(), "sep="),
+            (b"SEP=,\r\nuser_id,quantity\r\n".to_vec(), "sep="),
+            (utf_16(header, b"\xff\xfe"), "UTF-16"),
+            (utf_16(header, b""), "UTF-16"),
+            (b"user,quantity\nann,1\n".to_vec(), "must be the header"),
+        ] {
+            let problem = Import::parse(&file, &campaign("{}"), Timestamp::default()).unwrap_err();
+            assert!(problem.detail.contains(part), "{part}: {}", problem.detail);
+            assert_eq!(problem.extensions.field.as_deref(), Some("line 1"), "{part}");
+        }
+        let with_mark = format!("\u{feff}{header}");
+        assert_eq!(
+            missing(&with_mark, "{}").unwrap().0.len(),
+            1,
+            "UTF-8's byte order mark is not part of the header"
+        );
+    }
+
+    #[test]
+    fn an_import_beyond_the_maximum_total_is_rejected() {
+        let most = "user_id,quantity\n".to_owned() + &"ann,4294967295\n".repeat(256);
+        assert_eq!(missing(&format!("{most}bob,255\n"), "{}").unwrap().0.len(), 257);
+        let problem = missing(&format!("{most}bob,256\n"), "{}").unwrap_err();
+        assert_eq!((problem.code, problem.extensions.remaining), (Code::SoldOut, Some(255)));
+        assert_eq!(problem.extensions.field.as_deref(), Some("line 258"));
     }
 
     #[test]
@@ -388,34 +547,34 @@ mod tests {
             ("{\"per_user_per_day\":1}", Code::UserDailyLimitReached, "line 3"),
             ("{\"per_claim\":1}", Code::QuantityOutOfRange, "line 5"),
         ] {
-            let problem = lacking(file, limits).unwrap_err();
+            let problem = missing(file, limits).unwrap_err();
             assert_eq!((problem.code, problem.extensions.field.as_deref()), (code, Some(line)), "{limits}");
         }
         let (claims, _) =
-            lacking(file, "{\"total\":5,\"per_user\":3,\"per_user_per_day\":2,\"per_claim\":2}").unwrap();
+            missing(file, "{\"total\":5,\"per_user\":3,\"per_user_per_day\":2,\"per_claim\":2}").unwrap();
         assert_eq!(claims.len(), 4);
     }
 
     #[test]
-    fn a_claim_counts_once_and_what_was_given_back_not_at_all() {
+    fn a_claim_counts_once_unless_it_was_returned() {
         let file = "user_id,quantity,idempotency_key\nann,2,a\nann,2,a\nann,1,b\n";
         let mut again = import(file).unwrap();
         let ann: UserId = "ann".parse().unwrap();
-        let (claims, already) = lacking(file, "{\"total\":3}").unwrap();
+        let (claims, already) = missing(file, "{\"total\":3}").unwrap();
         assert_eq!((claims.len(), already), (2, 1));
-        let granted = claims[0].granted(1, Some(3), 2).claim;
-        again.has(&ann, &ClaimRecord { status: ClaimStatus::Returned, ..granted });
-        let (claims, already) = again.lacking(campaign("{\"per_user\":1}").limits).unwrap();
-        assert_eq!((claims.len(), already), (1, 2), "what was returned is not claimed again");
+        let granted = claims[0].granted(ann.clone(), 1, Some(3), 2).claim;
+        again.mark_existing(&ann, &ClaimRecord { status: ClaimStatus::Returned, ..granted });
+        let (claims, already) = missing_of(again, "{\"per_user\":1}").unwrap();
+        assert_eq!((claims.len(), already), (1, 2), "a returned claim is not claimed again");
         let other = "user_id,quantity,idempotency_key\nann,2,a\nann,1,a\n";
-        let problem = lacking(other, "{}").unwrap_err();
+        let problem = missing(other, "{}").unwrap_err();
         assert_eq!(
             (problem.code, problem.extensions.field.as_deref()),
             (Code::IdempotencyKeyReused, Some("line 3"))
         );
         let mut full = import(file).unwrap();
-        full.has(&"bob".parse().unwrap(), &granted);
-        let problem = full.lacking(campaign("{\"total\":3}").limits).unwrap_err();
+        full.mark_existing(&"bob".parse().unwrap(), &granted);
+        let problem = missing_of(full, "{\"total\":3}").unwrap_err();
         assert_eq!((problem.code, problem.extensions.remaining), (Code::SoldOut, Some(1)));
     }
 }

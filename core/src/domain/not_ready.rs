@@ -1,45 +1,45 @@
-//! Why nothing can be decided on a campaign at the moment.
+//! Reasons why no claim can be decided on a campaign at the moment.
 
 use std::fmt;
 
-/// Why a campaign's counters in Redis do not count until it has been loaded from SQL again.
+/// The reason why a campaign's counters in Redis cannot be used until the campaign is reloaded from SQL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NotReadyReason {
     /// Redis has no such campaign.
     Missing,
-    /// Its keys have another layout: another version of claimgate wrote them.
+    /// The keys have a different layout: another version of claimgate wrote them.
     Layout,
-    /// Its keys belong to another register's campaign of the same name.
+    /// The keys belong to a campaign of another database with the same id.
     Register,
-    /// A core has suspended it, to load it or to evict it.
+    /// A core has suspended the campaign, to load or to evict it.
     Suspended,
-    /// A core is loading it.
+    /// A core is loading the campaign.
     Loading,
-    /// Its keys are of another epoch than this core knows.
+    /// The epoch of the keys differs from the epoch that this core expects.
     Epoch,
     /// The server was promoted after the campaign was loaded.
     Replication,
     /// Redis has fewer events than the minimum event count: it has lost some.
     Behind,
-    /// One of its keys is gone, or of another epoch.
+    /// One of the keys is missing, or has a different epoch.
     Sentinel,
-    /// The UTC offsets in Redis do not reach to the present.
+    /// The UTC offsets in Redis end before the present.
     Days,
-    /// Another core holds the lease for loading it.
+    /// Another core holds the lease for loading the campaign.
     LoadingElsewhere,
     /// A claim that SQL holds is missing in Redis.
     ClaimMissing,
-    /// A survey found its keys damaged; no script has been asked for the reason yet.
+    /// A survey found damaged keys; no script has been called yet to determine the reason.
     Damaged,
-    /// Past claims are being imported, or their import broke off.
+    /// Past claims are being imported, or their import was interrupted.
     Importing,
-    /// SQL has lost its last changes of it, which are being written again.
+    /// SQL has lost the campaign's latest changes; they are being restored.
     Forgotten,
 }
 
 impl NotReadyReason {
-    /// The reasons that scripts give, by their reply word.
-    const OF_SCRIPTS: [(&'static str, Self); 10] = [
+    /// The reasons that scripts return, by their word in the reply.
+    const FROM_SCRIPTS: [(&'static str, Self); 10] = [
         ("missing", Self::Missing),
         ("layout", Self::Layout),
         ("register", Self::Register),
@@ -52,9 +52,9 @@ impl NotReadyReason {
         ("days", Self::Days),
     ];
 
-    /// The reason that a script gives with `word`; `None` when no script does.
-    pub fn of_script(word: &str) -> Option<Self> {
-        Self::OF_SCRIPTS.iter().find(|(known, _)| *known == word).map(|(_, reason)| *reason)
+    /// Returns the reason for a script's `word`; `None` if no script returns it.
+    pub fn from_script(word: &str) -> Option<Self> {
+        Self::FROM_SCRIPTS.iter().find(|(known, _)| *known == word).map(|(_, reason)| *reason)
     }
 }
 
@@ -62,19 +62,19 @@ impl fmt::Display for NotReadyReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Missing => "Redis does not have it",
-            Self::Layout => "its keys have another layout",
-            Self::Register => "its keys belong to another register's campaign",
+            Self::Layout => "its keys have a different layout",
+            Self::Register => "its keys belong to another database's campaign",
             Self::Suspended => "it is suspended",
             Self::Loading => "it is being loaded",
-            Self::Epoch => "its keys are of another epoch",
-            Self::Replication => "the Redis server was promoted since it was loaded",
+            Self::Epoch => "its keys have a different epoch",
+            Self::Replication => "the Redis server was promoted after the campaign was loaded",
             Self::Behind => "Redis has lost events",
-            Self::Sentinel => "one of its keys is gone or of another epoch",
-            Self::Days => "its UTC offsets have ended",
-            Self::LoadingElsewhere => "another core is loading it",
-            Self::Damaged => "its keys do not look as they should",
+            Self::Sentinel => "one of its keys is missing or has a different epoch",
+            Self::Days => "its UTC offsets in Redis have expired",
+            Self::LoadingElsewhere => "another core is loading the campaign",
+            Self::Damaged => "its keys are damaged",
             Self::Importing => "an import is unfinished",
-            Self::Forgotten => "SQL has lost its last changes, which are being written again",
+            Self::Forgotten => "SQL has lost its latest changes, which are being restored",
             Self::ClaimMissing => "a claim that SQL holds is missing in Redis",
         })
     }
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_reason_of_the_scripts_is_known_and_no_other() {
+    fn every_reason_in_the_scripts_is_known() {
         let texts = [
             include_str!("../../../lua/prelude.lua"),
             include_str!("../../../lua/claim.lua"),
@@ -96,11 +96,11 @@ mod tests {
             for marker in ["return nil, '", "'not_ready', '"] {
                 let Some((_, rest)) = line.split_once(marker) else { continue };
                 let word = rest.split('\'').next().unwrap_or_default();
-                assert!(NotReadyReason::of_script(word).is_some(), "{word}");
+                assert!(NotReadyReason::from_script(word).is_some(), "{word}");
                 named += 1;
             }
         }
         assert!(named >= 8, "only {named} reasons were found");
-        assert_eq!(NotReadyReason::of_script("tired"), None);
+        assert_eq!(NotReadyReason::from_script("tired"), None);
     }
 }

@@ -1,96 +1,97 @@
-//! Which servers must have a write before it is acknowledged: a named set for each primary, as Kafka's in-sync replicas.
+//! The servers that must have a write before it is acknowledged: a named set per primary, like Kafka's
+//! in-sync replicas.
 //!
-//! A number of replicas, as `WAIT` counts them, does not say which: the one that is promoted may be another. So the set is
-//! kept in SQL. Each of its changes is made there under its version, so that of two cores that believe in two primaries only
-//! one can make it; what a primary alone believes counts for nothing.
+//! `WAIT` counts replicas but does not name them, so the replica that is promoted may lack the write. The set
+//! is therefore stored in SQL. Each change there is conditional on the set's version: if two cores follow two
+//! different primaries, only one core's change succeeds. A primary's own view proves nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A server by the address that other servers know it by: `host:port`.
+/// A server's address, as reported by other servers: `host:port`.
 pub type ServerName = String;
 
-/// What is asked of replicas, as SQL has it.
+/// The required replicas, as stored in SQL.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Replication {
-    /// The least number of replicas that must have a write before it is acknowledged; with 0 none is waited for.
+    /// The minimum number of replicas that must have a write before it is acknowledged; 0 requires none.
     pub replicas_min: u32,
     /// The set of each primary.
     pub sets: Vec<ReplicaSet>,
 }
 
-/// A primary, and those that must have what it acknowledges.
+/// A primary, and the replicas that must have its writes before they are acknowledged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReplicaSet {
-    /// Its number in SQL.
+    /// The set's number in SQL.
     pub id: i64,
-    /// The primary that core takes writes from.
+    /// The primary that core writes to.
     pub primary: ServerName,
-    /// Replicas that have all that was acknowledged: each may be adopted after its promotion.
+    /// Replicas that have all acknowledged writes. Each member may be adopted as the primary after a
+    /// promotion.
     pub members: BTreeSet<ServerName>,
-    /// Replicas that are waited for already, but may lack what was acknowledged before: none of them may be adopted.
+    /// Replicas whose confirmation is already required, but which may lack earlier acknowledged writes. They
+    /// may not be adopted.
     pub joining: BTreeSet<ServerName>,
-    /// The hash tag of the primary's barrier key: of a slot that is its own.
+    /// The hash tag of the primary's barrier key, in a slot of this primary.
     pub tag: String,
     /// Raised by every change.
     pub version: u64,
 }
 
-/// What a core sees of a primary.
+/// A core's view of a primary.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PrimaryView {
-    /// Its name.
+    /// The primary's name.
     pub primary: ServerName,
-    /// A hash tag of one of its slots.
+    /// A hash tag of one of the primary's slots.
     pub tag: String,
-    /// Whether the barrier key of its set is in one of its slots.
+    /// Whether the barrier key of the primary's set is in one of the primary's slots.
     pub holds_tag: bool,
-    /// The version of the set that it has passed a barrier for last.
+    /// The version of the set for which the primary last passed a barrier.
     pub version: u64,
-    /// Its replicas, and whether each had all of its writes when it was last asked.
+    /// The primary's replicas, and whether each had all of the primary's writes at the last check.
     pub replicas: BTreeMap<ServerName, bool>,
-    /// Members that follow it no longer and say that they are primaries: this one may be about to be demoted.
+    /// Members that no longer follow this primary and report that they are primaries: this one may be about
+    /// to be demoted.
     pub promoted: BTreeSet<ServerName>,
 }
 
-/// What has to be written to SQL.
+/// A change to be written to SQL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SetChange {
-    /// The first set of a primary that was never one's replica.
+    /// The first set of a primary that was never the replica of a known primary.
     Create(ReplicaSet),
-    /// The set in place of the one of the version `before`.
+    /// A set that replaces the set with the version `before`.
     Replace {
-        /// The version that it replaces, and no other.
+        /// The only version that it may replace.
         before: u64,
-        /// The set with a later version.
+        /// The new set, with a higher version.
         set: ReplicaSet,
     },
 }
 
-/// Why a primary is not to be believed.
+/// The reason why a primary must not be trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NotInSet {
-    /// A server outside the set was promoted: it may lack what was acknowledged.
+    /// A server outside the set was promoted: it may lack acknowledged writes.
     #[error(
-        "this server was promoted, but it is not known to have all that was acknowledged; \
+        "this server was promoted, but may lack acknowledged writes; \
          see `claimgate replication`"
     )]
     Outsider,
-    /// It is a replica as far as SQL knows: it was not adopted yet, or another server has taken its place.
+    /// SQL lists the server as a replica: it has not been adopted yet, or another server has replaced it.
     #[error("this server is not the primary that was last adopted")]
     NotAdopted,
-    /// It has no set yet.
+    /// The server has no set yet.
     #[error("its replicas are not known yet")]
     Unknown,
-    /// There are fewer members than the least number.
+    /// The set has fewer members than the minimum.
     #[error("fewer replicas than CLAIMGATE_REDIS_REPLICAS have all of its writes")]
     TooFew,
 }
 
 impl Replication {
-    /// The set of `primary`.
-    ///
-    /// # Errors
-    /// When nothing that this server says may be acknowledged.
+    /// Returns the set of `primary`, if the primary can be trusted.
     pub fn set_of(&self, primary: &str) -> Result<&ReplicaSet, NotInSet> {
         let Some(set) = self.sets.iter().find(|set| set.primary == primary) else {
             let known = |set: &ReplicaSet| set.members.contains(primary) || set.joining.contains(primary);
@@ -103,18 +104,19 @@ impl Replication {
         if set.members.len() < self.replicas_min as usize { Err(NotInSet::TooFew) } else { Ok(set) }
     }
 
-    /// How many replicas are missing that must have what is acknowledged, by what the `primaries` say that answer.
+    /// Returns the number of required replicas that are missing, according to the `primaries` that answer.
     pub fn missing(&self, primaries: &[PrimaryView]) -> u32 {
-        let of = |set: &ReplicaSet| {
+        let missing_in = |set: &ReplicaSet| {
             let view = primaries.iter().find(|view| view.primary == set.primary);
-            let there =
+            let present =
                 view.map_or(0, |view| keeping_up(view).filter(|name| set.members.contains(*name)).count());
-            self.replicas_min.saturating_sub(u32::try_from(there).unwrap_or(u32::MAX))
+            self.replicas_min.saturating_sub(u32::try_from(present).unwrap_or(u32::MAX))
         };
-        self.sets.iter().map(of).sum()
+        self.sets.iter().map(missing_in).sum()
     }
 
-    /// What is to be changed after looks at all `primaries` that there are; nothing for one that may not be believed.
+    /// Returns the changes to make after a check of all existing `primaries`. A primary that must not be
+    /// trusted causes no change.
     pub fn changes(&self, primaries: &[PrimaryView]) -> Vec<SetChange> {
         primaries.iter().filter_map(|view| self.change(view, primaries)).collect()
     }
@@ -127,14 +129,16 @@ impl Replication {
         if let Some(set) = self.sets.iter().find(|set| set.members.contains(&view.primary)) {
             return Some(SetChange::Replace { before: set.version, set: set.adopt(view) });
         }
-        // Where a primary has gone without one of its members in its place, this one may stand there instead.
-        let stands = |set: &ReplicaSet| primaries.iter().any(|view| view.primary == set.primary);
-        self.sets.iter().all(stands).then(|| SetChange::Create(ReplicaSet::first(view)))
+        // If another set's primary is gone and none of its members has replaced it, this server may have done
+        // so.
+        let has_primary = |set: &ReplicaSet| primaries.iter().any(|view| view.primary == set.primary);
+        self.sets.iter().all(has_primary).then(|| SetChange::Create(ReplicaSet::first(view)))
     }
 }
 
 impl ReplicaSet {
-    /// The set of a primary that has none: nothing was acknowledged under it yet, so each that keeps up is a member.
+    /// Returns the first set of a primary. No write has been acknowledged under this set yet, so every
+    /// replica that keeps up is a member.
     fn first(view: &PrimaryView) -> Self {
         let members = keeping_up(view).cloned().collect();
         Self {
@@ -147,39 +151,41 @@ impl ReplicaSet {
         }
     }
 
-    /// The set once a member of it was promoted.
+    /// Returns the set after the promotion of one of its members.
     fn adopt(&self, view: &PrimaryView) -> Self {
         let mut next = self.clone();
         next.primary.clone_from(&view.primary);
         next.members.remove(&view.primary);
         next.joining.clear();
-        next.renewed(view)
+        next.with_next_version(view)
     }
 
-    /// The set by what its primary says; `None` when it stays as it is.
+    /// Returns the set updated by its primary's view; `None` if nothing changes.
     fn next(&self, view: &PrimaryView, replicas_min: u32) -> Option<Self> {
         let mut next = self.clone();
-        // Those that were waited for and have all by now are members; one that does not keep up holds up no answer.
+        // Joining replicas that keep up become members. Replicas that lag leave, so that they delay no
+        // answer.
         let joined = std::mem::take(&mut next.joining);
         next.members.extend(keeping_up(view).filter(|name| joined.contains(*name)).cloned());
         let kept: BTreeSet<_> =
             keeping_up(view).filter(|name| next.members.contains(*name)).cloned().collect();
-        // Never below the least number: until one is back, nothing is acknowledged. One that was promoted stays: as long as it
-        // is waited for, it is certain to have all.
+        // The set never shrinks below the minimum: until a member is back, no write is acknowledged. A
+        // promoted member stays: while its confirmation is required, it certainly has every acknowledged
+        // write.
         if kept.len() >= replicas_min as usize {
             next.members.retain(|name| kept.contains(name) || view.promoted.contains(name));
         }
         next.joining = keeping_up(view).filter(|name| !next.members.contains(*name)).cloned().collect();
-        let stays = next == *self && view.holds_tag && view.version <= self.version;
-        (!stays).then(|| next.renewed(view))
+        let is_unchanged = next == *self && view.holds_tag && view.version <= self.version;
+        (!is_unchanged).then(|| next.with_next_version(view))
     }
 
-    /// Those that must confirm what the primary acknowledges.
+    /// Returns the replicas that must confirm each write.
     pub fn required(&self) -> impl Iterator<Item = &ServerName> {
         self.members.iter().chain(&self.joining)
     }
 
-    fn renewed(mut self, view: &PrimaryView) -> Self {
+    fn with_next_version(mut self, view: &PrimaryView) -> Self {
         self.version = self.version.max(view.version) + 1;
         if !view.holds_tag {
             self.tag.clone_from(&view.tag);
@@ -223,7 +229,7 @@ mod tests {
         }
     }
 
-    /// The members and those that join after a look at one primary; `None` when nothing changes.
+    /// Returns the primary, the members and the joining replicas after one check; `None` if nothing changes.
     fn next(set: ReplicaSet, view: &PrimaryView) -> Option<(ServerName, BTreeSet<String>, BTreeSet<String>)> {
         let replication = Replication { replicas_min: 1, sets: vec![set] };
         match replication.changes(std::slice::from_ref(view)).pop()? {
@@ -236,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replica_that_keeps_up_joins_and_is_a_member_only_once_it_was_waited_for() {
+    fn a_replica_joins_before_it_becomes_a_member() {
         let seen = view("a", &[("b", true), ("c", true)]);
         assert_eq!(next(set("a", &["b"], &[]), &seen), Some(("a".into(), names(&["b"]), names(&["c"]))));
         assert_eq!(next(set("a", &["b"], &["c"]), &seen), Some(("a".into(), names(&["b", "c"]), names(&[]))));
@@ -244,22 +250,22 @@ mod tests {
     }
 
     #[test]
-    fn a_member_that_is_behind_leaves_unless_too_few_would_stay() {
+    fn a_lagging_member_leaves_unless_too_few_would_remain() {
         let seen = view("a", &[("b", false), ("c", true)]);
         assert_eq!(next(set("a", &["b", "c"], &[]), &seen), Some(("a".into(), names(&["c"]), names(&[]))));
         assert_eq!(next(set("a", &["b"], &[]), &view("a", &[])), None, "cut off");
-        // The one that may replace it has to be waited for first.
+        // The replacement must join first.
         assert_eq!(next(set("a", &["b"], &[]), &seen), Some(("a".into(), names(&["b"]), names(&["c"]))));
     }
 
     #[test]
-    fn a_member_that_was_promoted_stays_though_it_follows_no_longer() {
+    fn a_promoted_member_stays_in_the_set() {
         let seen = PrimaryView { promoted: names(&["b"]), ..view("a", &[("c", true)]) };
         assert_eq!(next(set("a", &["b", "c"], &[]), &seen), None);
     }
 
     #[test]
-    fn a_member_is_adopted_and_no_other_server() {
+    fn only_a_member_is_adopted() {
         let promoted = view("b", &[("c", true)]);
         let adopted = Some(("b".into(), names(&["c"]), names(&[])));
         assert_eq!(next(set("a", &["b", "c"], &[]), &promoted), adopted);
@@ -268,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn replicas_that_do_not_keep_up_or_whose_primary_is_silent_are_missing() {
+    fn lagging_replicas_and_those_of_silent_primaries_are_missing() {
         let replication =
             Replication { replicas_min: 1, sets: vec![set("a", &["b", "c"], &[]), set("d", &["e"], &[])] };
         let both = [view("a", &[("b", true), ("c", false)]), view("d", &[("e", true)])];
@@ -280,17 +286,17 @@ mod tests {
     }
 
     #[test]
-    fn a_primary_gets_a_set_while_every_other_set_has_its_own() {
+    fn a_set_is_created_only_if_every_other_has_its_primary() {
         let replication = Replication { replicas_min: 1, sets: vec![set("a", &["b"], &[])] };
         let new = view("x", &[("y", true), ("z", false)]);
         let both = replication.changes(&[view("a", &[("b", true)]), new.clone()]);
         let first = ReplicaSet { id: 0, version: 4, ..set("x", &["y"], &[]) };
         assert_eq!(both, [SetChange::Create(first)]);
-        assert_eq!(replication.changes(&[new]), [], "it may stand where `a` was");
+        assert_eq!(replication.changes(&[new]), [], "it may have replaced `a`");
     }
 
     #[test]
-    fn nothing_of_a_server_counts_that_is_no_primary_of_a_set_with_enough_members() {
+    fn only_the_primary_of_a_large_enough_set_is_accepted() {
         let of = |sets: &[ReplicaSet], name: &str| {
             let replication = Replication { replicas_min: 1, sets: sets.to_vec() };
             replication.set_of(name).map(|set| set.id)

@@ -1,4 +1,4 @@
-//! Webhooks: a receiver that is told of changed claims, and the events that it is told, by Standard Webhooks.
+//! Webhooks: receivers of changed claims, and their events in the format of Standard Webhooks.
 
 use std::time::Duration;
 
@@ -8,74 +8,75 @@ use claimgate_shared::{CampaignId, Claim, Timestamp};
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
-/// How long the secret of before a rotation signs beside the new one.
+/// How long the previous secret also signs after a rotation.
 pub const OLD_SECRET_FOR: Duration = Duration::from_hours(24);
-/// So many parked events disable a webhook.
+/// Number of parked events that disables a webhook.
 pub const PARKED_MAX: u64 = 5;
-/// The wait before an event's second try; it doubles with each further one.
-const PAUSE_MIN: Duration = Duration::from_secs(5);
-const PAUSE_MAX: Duration = Duration::from_hours(1);
-/// Tries that there are at least before an event is parked, however short the time for them is, and however much of it core was
-/// not there.
+/// Delay before an event is first retried; it doubles with each further retry.
+const DELAY_MIN: Duration = Duration::from_secs(5);
+const DELAY_MAX: Duration = Duration::from_hours(1);
+/// Minimum number of tries before an event is parked, even if the retry period is short, or core was down for
+/// most of it.
 pub const TRIES_MIN: u32 = 8;
 
-/// A receiver that is told of changed claims.
+/// A receiver of changed claims.
 #[derive(Clone)]
 pub struct Webhook {
-    /// Its id.
+    /// The webhook's id.
     pub id: String,
-    /// Where it is.
+    /// The receiver's URL.
     pub url: String,
-    /// The campaign whose claims it is told of; `None` for all.
+    /// The campaign whose claims are reported; `None` for all campaigns.
     pub campaign: Option<CampaignId>,
-    /// What its events are signed with: `whsec_` and base64.
+    /// The secret that signs events: `whsec_` and base64.
     pub secret: String,
-    /// What they are also signed with, until then.
+    /// The previous secret, and the time until which it also signs.
     pub old_secret: Option<(String, Timestamp)>,
-    /// Why it gets nothing; `None` when it does.
+    /// The reason why the webhook is disabled; `None` while it is enabled.
     pub disabled_because: Option<String>,
-    /// The place in the feed behind which it was told everything, but for what waits.
+    /// The feed cursor up to which every event has been delivered or is pending.
     pub cursor: String,
-    /// When it was made.
+    /// When the webhook was created.
     pub created_at: Timestamp,
-    /// How many events it has taken.
+    /// Number of delivered events.
     pub delivered: u64,
-    /// When it took the last one.
+    /// When the last event was delivered.
     pub delivered_at: Option<Timestamp>,
-    /// Events that it did not take yet.
+    /// Number of pending events.
     pub waiting: u64,
-    /// Events that it did not take within the time for tries.
+    /// Number of events that were not delivered within the retry period.
     pub parked: u64,
 }
 
 impl std::fmt::Debug for Webhook {
-    /// Without its secrets.
+    /// Omits the secrets.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Webhook").field("id", &self.id).field("url", &self.url).finish_non_exhaustive()
     }
 }
 
 impl Webhook {
-    /// The secrets that sign at `now`, the new one first.
+    /// Returns the secrets that sign at `now`, the current one first.
     pub fn secrets(&self, now: Timestamp) -> impl Iterator<Item = &str> {
         let old = self.old_secret.iter().filter(move |(_, until)| now < *until).map(|(old, _)| old.as_str());
         std::iter::once(self.secret.as_str()).chain(old)
     }
 }
 
-/// What a receiver is told.
+/// An event to be sent to a receiver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WebhookEvent {
-    /// The same for every try of it.
+    /// The event's id, which is the same for every try.
     pub id: String,
-    /// The claim; empty for a test. Events of one claim are told in their order.
+    /// The claim; empty for a test. Events of one claim are sent in order.
     pub claim_id: String,
-    /// The JSON.
+    /// The JSON body.
     pub body: String,
 }
 
 impl WebhookEvent {
-    /// That `claim` stands so since `updated_at`, by its change number `revision`. The same change is the same event.
+    /// Returns the event for `claim`, which entered its state at `updated_at` with revision `revision`. The
+    /// same change always yields the same event.
     pub fn of_claim(claim: &Claim, revision: u64, updated_at: Timestamp) -> Self {
         let (claim_id, status) = (claim.id.to_string(), claim.status.as_str());
         let digest = Sha256::digest(format!("{claim_id} {revision} {status}"));
@@ -91,55 +92,46 @@ impl WebhookEvent {
         }
     }
 
-    /// A test of the webhook `webhook` at `now`.
-    ///
-    /// # Errors
-    /// When the system has no randomness for its id.
+    /// Returns a test event for the webhook `webhook` at `now`.
     pub fn test(webhook: &str, now: Timestamp) -> Result<Self, getrandom::Error> {
         let body = json!({"type": "webhook.test", "timestamp": now, "data": {"webhook_id": webhook}});
         Ok(Self { id: format!("evt_{}", random_text()?), claim_id: String::new(), body: body.to_string() })
     }
 }
 
-/// An event that was not taken yet.
+/// An event that was not delivered yet.
 #[derive(Debug, Clone)]
 pub struct WaitingEvent {
-    /// Its place among those of its webhook.
+    /// The number of this event among the webhook's events.
     pub number: i64,
     /// The event.
     pub event: WebhookEvent,
-    /// Whether it is tried no more.
+    /// Whether the event is parked, and thus no longer retried.
     pub parked: bool,
-    /// How often it was tried.
+    /// Number of tries so far.
     pub tries: u32,
-    /// When it was tried first.
+    /// When the event was first tried.
     pub first_at: Timestamp,
-    /// When it is tried again.
+    /// The time of the next try.
     pub next_at: Timestamp,
-    /// What went wrong the last time.
+    /// The error of the last try.
     pub last_error: String,
 }
 
-/// How long to wait after `tries` tries, where all tries together may take `limit`. `draw`, of 0 to 255, spreads those who
-/// wait.
-pub fn pause(tries: u32, limit: Duration, draw: u8) -> Duration {
-    let longest = PAUSE_MAX.min(limit / TRIES_MIN);
-    let pause = PAUSE_MIN.saturating_mul(1 << tries.saturating_sub(1).min(20)).min(longest);
-    pause / 2 + pause / 2 * u32::from(draw) / 255
+/// Returns the delay after `tries` tries, for a retry period of `limit`. `jitter` is a random number from 0
+/// to 255.
+pub fn retry_delay(tries: u32, limit: Duration, jitter: u8) -> Duration {
+    let longest = DELAY_MAX.min(limit / TRIES_MIN);
+    let delay = DELAY_MIN.saturating_mul(1 << tries.saturating_sub(1).min(20)).min(longest);
+    delay / 2 + delay / 2 * u32::from(jitter) / 255
 }
 
-/// A new webhook's id.
-///
-/// # Errors
-/// When the system has no randomness.
+/// Returns an id for a new webhook.
 pub fn new_id() -> Result<String, getrandom::Error> {
     Ok(format!("wh_{}", random_text()?))
 }
 
-/// A new secret of 32 bytes, as Standard Webhooks has it.
-///
-/// # Errors
-/// When the system has no randomness.
+/// Returns a new secret of 32 bytes, in the format of Standard Webhooks.
 pub fn new_secret() -> Result<String, getrandom::Error> {
     let mut bytes = [0; 32];
     getrandom::fill(&mut bytes)?;
@@ -157,17 +149,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_grow_to_an_hour_and_leave_time_for_eight_tries() {
+    fn delays_grow_to_an_hour_and_leave_time_for_eight_tries() {
         let day = Duration::from_hours(24);
-        let seconds: Vec<_> = (1..14).map(|tries| pause(tries, day, 255).as_secs()).collect();
+        let seconds: Vec<_> = (1..14).map(|tries| retry_delay(tries, day, 255).as_secs()).collect();
         assert_eq!(seconds, [5, 10, 20, 40, 80, 160, 320, 640, 1280, 2560, 3600, 3600, 3600]);
-        assert_eq!(pause(1, day, 0), Duration::from_millis(2500));
-        assert_eq!(pause(9, Duration::from_secs(8), 255), Duration::from_secs(1));
-        assert_eq!(pause(u32::MAX, day, 255), PAUSE_MAX);
+        assert_eq!(retry_delay(1, day, 0), Duration::from_millis(2500));
+        assert_eq!(retry_delay(9, Duration::from_secs(8), 255), Duration::from_secs(1));
+        assert_eq!(retry_delay(u32::MAX, day, 255), DELAY_MAX);
     }
 
     #[test]
-    fn a_change_is_one_event_however_often_it_is_told() {
+    fn the_same_change_always_yields_the_same_event() {
         let at = Timestamp::from_ms(1_700_000_000_000).unwrap();
         let mut claim: Claim = serde_json::from_value(json!({
             "id": "demo.alice.aHSIRPhRB6fDKajWWhFLtQ", "campaign_id": "demo", "user_id": "alice", "quantity": 1,
@@ -184,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_secret_signs_until_its_time_is_over() {
+    fn an_old_secret_signs_until_it_expires() {
         let at = |ms| Timestamp::from_ms(ms).unwrap();
         let webhook = Webhook {
             id: "wh_1".to_owned(),

@@ -1,15 +1,15 @@
-//! Whether both stores answer.
+//! Health of both stores: whether they answer and accept writes.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{PoisonError, RwLock};
+use parking_lot::RwLock;
 
+use crate::domain::store_fault::StoreFault;
 use crate::metrics;
-use crate::store::redis::nodes::NodeState;
+use crate::store::redis::nodes::{NodeState, ProbeResult};
 
-/// Whether Redis and SQL answered when last asked; both are down until they have been.
+/// The health of Redis and SQL at the last probe. Both stores count as down before the first probe.
 #[derive(Debug, Default)]
 pub struct Health {
-    /// Redis' health: up while any of its primaries is.
+    /// Redis' health: up while any primary is up.
     pub redis: StoreHealth,
     /// SQL's health.
     pub sql: StoreHealth,
@@ -17,46 +17,89 @@ pub struct Health {
 }
 
 impl Health {
-    /// Redis' primaries as they were when one last answered.
+    /// Returns the state of Redis' primaries at the last probe.
     pub fn redis_nodes(&self) -> Vec<NodeState> {
-        self.redis_nodes.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.redis_nodes.read().clone()
     }
 
-    /// Records which primaries of Redis answered, or why none did; a change is logged.
-    pub fn record_redis(&self, answer: Result<Vec<NodeState>, String>) {
-        self.redis.record("redis", answer.as_ref().map(drop).map_err(Clone::clone));
-        let Ok(nodes) = answer else { return };
-        let mut known = self.redis_nodes.write().unwrap_or_else(PoisonError::into_inner);
-        for node in &nodes {
-            let was_up = known.iter().find(|other| other.address == node.address).map(NodeState::is_up);
-            match (was_up, node.is_up()) {
-                (None | Some(true), false) => tracing::error!(node = node.address, "a node does not answer"),
-                (Some(false), true) => tracing::info!(node = node.address, "the node answers again"),
-                _ => {}
+    /// Records the result of a probe of Redis, or that Redis did not answer in time. Changes are logged.
+    pub fn record_redis(&self, probed: Result<ProbeResult, StoreFault>) {
+        let (nodes, works) = match probed {
+            Ok(ProbeResult { nodes, outcome }) => (nodes, outcome.map_err(|error| error.fault())),
+            Err(silent) => (Vec::new(), Err(silent)),
+        };
+        let mut known = self.redis_nodes.write();
+        match &works {
+            Ok(()) => log_changes(&known, &nodes),
+            // If no server can be reached, the known primaries are listed as down.
+            Err(fault) if nodes.is_empty() => {
+                for node in known.iter_mut() {
+                    (node.health, node.fault) = (None, Some(fault.clone()));
+                }
             }
+            Err(_) => {}
         }
-        *known = nodes;
+        if !nodes.is_empty() {
+            *known = nodes;
+        }
+        drop(known);
+        self.redis.record("redis", works);
     }
 }
 
-/// Whether one store answered when last asked.
-#[derive(Debug, Default)]
-pub struct StoreHealth(AtomicBool);
-
-impl StoreHealth {
-    /// Whether the store answered when last asked.
-    pub fn is_up(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    /// Records the `answer` of the store that metrics and logs call `part`; a change is logged.
-    pub fn record(&self, part: &'static str, answer: Result<(), String>) {
-        let was_up = self.0.swap(answer.is_ok(), Ordering::Relaxed);
-        metrics::up(part, answer.is_ok());
-        match answer {
-            Err(error) if was_up => tracing::error!(part, error, "does not answer"),
-            Ok(()) if !was_up => tracing::info!(part, "answers"),
+fn log_changes(before: &[NodeState], now: &[NodeState]) {
+    for node in now {
+        let was_up = before.iter().find(|other| other.address == node.address).map(NodeState::is_up);
+        match (was_up, &node.fault) {
+            (None | Some(true), Some(fault)) => {
+                let reason = fault.kind.as_str();
+                tracing::error!(node = node.address, reason, error = %fault, "a node does not work");
+            }
+            (Some(false), None) => tracing::info!(node = node.address, "the node works again"),
             _ => {}
         }
+    }
+}
+
+/// Whether one store worked at the last probe.
+#[derive(Debug, Default)]
+pub struct StoreHealth(RwLock<State>);
+
+#[derive(Debug, Default)]
+enum State {
+    #[default]
+    Unknown,
+    Up,
+    Down(StoreFault),
+}
+
+impl StoreHealth {
+    /// Returns whether the store worked at the last probe.
+    pub fn is_up(&self) -> bool {
+        matches!(*self.0.read(), State::Up)
+    }
+
+    /// Returns the fault that the last probe found; `None` before the first probe.
+    pub fn fault(&self) -> Option<StoreFault> {
+        match &*self.0.read() {
+            State::Down(fault) => Some(fault.clone()),
+            State::Up | State::Unknown => None,
+        }
+    }
+
+    /// Records the `answer` of the store that metrics and logs call `part`. Changes are logged, including
+    /// changes of the reason only.
+    pub fn record(&self, part: &'static str, answer: Result<(), StoreFault>) {
+        metrics::up(part, answer.is_ok());
+        let mut state = self.0.write();
+        match (&*state, &answer) {
+            (State::Down(last), Err(fault)) if last.kind == fault.kind => {}
+            (_, Err(fault)) => {
+                tracing::error!(part, reason = fault.kind.as_str(), error = %fault, "does not work");
+            }
+            (State::Up, Ok(())) => {}
+            (State::Unknown | State::Down(_), Ok(())) => tracing::info!(part, "works"),
+        }
+        *state = answer.map_or_else(State::Down, |()| State::Up);
     }
 }

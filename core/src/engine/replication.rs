@@ -1,114 +1,78 @@
-//! What is asked of replicas: read from SQL, and kept in step with what the primaries say.
+//! Keeps the required replicas in SQL in sync with the primaries' reports.
 //!
-//! Every core looks at every primary. Which of them may change a set is decided in SQL, by the set's version; so a core that
-//! is cut off with an old primary changes nothing, for none of that one's replicas keeps up.
+//! Every core checks every primary. If two cores change a set at once, SQL accepts only the first change,
+//! based on the set's version. A core that is cut off together with an old primary changes nothing, because
+//! no replica of that primary keeps up.
 
-use claimgate_shared::{Problem, Timestamp};
-use serde::Serialize;
+use std::sync::Arc;
 
-use super::{Engine, EngineError};
+use super::error::{EngineError, StoreError};
+use super::stores::Stores;
 use crate::clock;
 use crate::config::OWN_REDIS_HAS_NO_REPLICAS;
 use crate::domain::replica_set::{NotInSet, PrimaryView, ReplicaSet, Replication, SetChange};
 use crate::metrics;
-use crate::store::sql::By;
+use crate::store::sql::ChangedBy;
+use claimgate_shared::admin::replication::{PrimaryState, ReplicaState, ReplicationView, SetState};
+use claimgate_shared::{Problem, Timestamp};
 
-/// What is asked of replicas, and how they are.
-#[derive(Debug, Serialize, utoipa::ToSchema)]
-pub struct ReplicationView {
-    /// The least number of replicas that must have a claim before it is acknowledged; with 0 none is waited for.
-    pub replicas_min: u32,
-    /// Every primary that answers; none is asked while `replicas_min` is 0.
-    pub primaries: Vec<PrimaryState>,
-    /// Sets whose primary does not answer, or is none any more, and that no member of the set has replaced.
-    pub orphans: Vec<SetState>,
+/// Keeps the required replica sets up to date.
+#[derive(Debug, Clone)]
+pub struct Replicas {
+    pub(super) stores: Arc<Stores>,
+    /// Whether core starts its own Redis server, which has no replicas.
+    pub(super) redis_is_own: bool,
 }
 
-/// A primary and its replicas.
-#[derive(Debug, Serialize, utoipa::ToSchema)]
-pub struct PrimaryState {
-    /// Its address.
-    pub primary: String,
-    /// Why nothing that it says is acknowledged; `null` when it is.
-    pub refused: Option<String>,
-    /// Its set; `null` when it has none.
-    pub set: Option<SetState>,
-    /// Its replicas.
-    pub replicas: Vec<ReplicaState>,
-}
-
-/// A set of replicas.
-#[derive(Debug, Serialize, utoipa::ToSchema)]
-pub struct SetState {
-    /// The primary that core takes writes from.
-    pub primary: String,
-    /// Those of which each has all that was acknowledged: one of them may be promoted.
-    pub members: Vec<String>,
-    /// Those that are waited for, and will be members once they have all.
-    pub joining: Vec<String>,
-    /// Raised by every change.
-    pub version: u64,
-}
-
-/// A replica.
-#[derive(Debug, Serialize, utoipa::ToSchema)]
-pub struct ReplicaState {
-    /// Its address.
-    pub replica: String,
-    /// Whether it has all of the primary's writes.
-    pub keeps_up: bool,
-}
-
-impl Engine {
-    /// Reads what is asked of replicas, after recording `first` as the least number of them if none is recorded, and makes
-    /// the sets that primaries lack.
-    ///
-    /// # Errors
-    /// When a store does not answer.
-    pub async fn begin_replication(&self, first: u32) -> Result<(), EngineError> {
-        self.sync.sql.begin_replication(first).await?;
-        match self.keep_replicas().await {
-            // It is looked at again as long as core runs.
-            Err(EngineError::Sync(error)) => tracing::debug!(%error, "the replicas were not looked at"),
-            looked => drop(looked?),
+impl Replicas {
+    /// Reads the required replicas, and creates the sets of primaries that have none. Before that, records
+    /// `first` as the minimum number of replicas if none is recorded.
+    pub async fn begin(&self, first: u32) -> Result<(), EngineError> {
+        self.stores.sql.begin_replication(first).await?;
+        match self.keep().await {
+            // The replicas are checked regularly while core runs.
+            Err(EngineError::Store(error)) if matches!(*error, StoreError::Redis(_)) => {
+                tracing::debug!(%error, "the replicas were not checked");
+            }
+            result => drop(result?),
         }
-        let asked = self.sync.redis.required().now().replicas_min;
-        if first > 0 && asked != first {
+        let requested = self.stores.redis.required_replicas().current().replicas_min;
+        if first > 0 && requested != first {
             tracing::warn!(
                 first,
-                asked,
-                "CLAIMGATE_REDIS_REPLICAS is the first value only; see `claimgate replication`"
+                requested,
+                "CLAIMGATE_REDIS_REPLICAS sets only the first value; see `claimgate replication`"
             );
         }
         Ok(())
     }
 
-    /// Reads what is asked of replicas, looks at the primaries, and changes the sets of those that have to be changed.
-    /// Returns those primaries that may not be believed, and why.
+    /// Reads the required replicas, checks the primaries, and updates the sets. Returns the primaries that
+    /// must not be trusted, with the reasons.
     ///
     /// # Errors
-    /// When a store does not answer: what was read last stays in force.
-    pub async fn keep_replicas(&self) -> Result<Vec<(String, NotInSet)>, EngineError> {
-        let read = self.read_replication().await;
-        // While SQL is away, what was read last is what is asked.
-        let asked = self.sync.redis.required().now();
-        if asked.replicas_min == 0 {
+    /// If a store fails. The requirement that was read last stays in force.
+    pub async fn keep(&self) -> Result<Vec<(String, NotInSet)>, EngineError> {
+        let read = self.read().await;
+        // While SQL is unavailable, the requirement that was read last applies.
+        let requested = self.stores.redis.required_replicas().current();
+        if requested.replicas_min == 0 {
             metrics::replicas_missing(0);
             return read.map(|_| vec![]);
         }
-        let primaries = self.sync.redis.primaries().await;
-        metrics::replicas_missing(asked.missing(primaries.as_deref().unwrap_or_default()));
+        let primaries = self.stores.redis.primaries().await;
+        metrics::replicas_missing(requested.missing(primaries.as_deref().unwrap_or_default()));
         let (read, primaries) = (read?, primaries?);
         let Some(mut replication) = read else { return Ok(vec![]) };
         let changes = replication.changes(&primaries);
         for change in &changes {
-            let by = By { who: "core", at: clock::now() };
-            if self.sync.sql.change_replica_set(change, by).await? {
+            let by = ChangedBy { who: "core", at: clock::now() };
+            if self.stores.sql.change_replica_set(change, by).await? {
                 log(change);
             }
         }
         if !changes.is_empty()
-            && let Some(now) = self.read_replication().await?
+            && let Some(now) = self.read().await?
         {
             replication = now;
         }
@@ -119,63 +83,49 @@ impl Engine {
         Ok(primaries.iter().filter_map(refused).collect())
     }
 
-    async fn read_replication(&self) -> Result<Option<Replication>, EngineError> {
-        Ok(self.sync.redis.required().renew(self.sync.sql.replication()).await?)
+    async fn read(&self) -> Result<Option<Replication>, EngineError> {
+        Ok(self.stores.redis.required_replicas().refresh_with(self.stores.sql.replication()).await?)
     }
 
-    /// What is asked of replicas, and how they are.
-    ///
-    /// # Errors
-    /// When a store does not answer.
-    pub async fn replication(&self) -> Result<ReplicationView, EngineError> {
-        let replication = self.read_replication().await?.unwrap_or_default();
+    /// Returns the required replicas and their state.
+    pub async fn view(&self) -> Result<ReplicationView, EngineError> {
+        let replication = self.read().await?.unwrap_or_default();
         let primaries =
-            if replication.replicas_min == 0 { vec![] } else { self.sync.redis.primaries().await? };
-        Ok(ReplicationView::of(&replication, &primaries))
+            if replication.replicas_min == 0 { vec![] } else { self.stores.redis.primaries().await? };
+        Ok(view_of(&replication, &primaries))
     }
 
-    /// The same by what was last read from SQL, which is asked within half a second anyway.
-    ///
-    /// # Errors
-    /// When Redis does not answer.
-    pub(super) async fn replication_as_read(&self) -> Result<ReplicationView, EngineError> {
-        let replication = self.sync.redis.required().now();
+    /// Returns the same from core's memory, without reading SQL; core reads it every half second anyway.
+    pub(super) async fn view_as_read(&self) -> Result<ReplicationView, EngineError> {
+        let replication = self.stores.redis.required_replicas().current();
         let primaries =
-            if replication.replicas_min == 0 { vec![] } else { self.sync.redis.primaries().await? };
-        Ok(ReplicationView::of(&replication, &primaries))
+            if replication.replicas_min == 0 { vec![] } else { self.stores.redis.primaries().await? };
+        Ok(view_of(&replication, &primaries))
     }
 
-    /// Changes the least number of replicas at `now`; `who` is the caller's name in the audit table. Other cores follow
-    /// within a second.
+    /// Changes the minimum number of replicas at `now`; `who` is the caller's name for the audit. Other cores
+    /// follow within a second.
     ///
     /// # Errors
-    /// When any are required of core's own Redis, which has none, or a store does not answer.
-    pub async fn set_replicas_min(
-        &self,
-        replicas_min: u32,
-        who: &str,
-        now: Timestamp,
-    ) -> Result<(), EngineError> {
+    /// [`EngineError::Invalid`] if replicas are required of core's own Redis server, which has none.
+    pub async fn set_min(&self, replicas_min: u32, who: &str, now: Timestamp) -> Result<(), EngineError> {
         if self.redis_is_own && replicas_min > 0 {
             let problem = Problem::invalid("replicas_min", OWN_REDIS_HAS_NO_REPLICAS);
             return Err(EngineError::Invalid(problem));
         }
-        let before = self.sync.sql.replication().await?.unwrap_or_default();
+        let before = self.stores.sql.replication().await?.unwrap_or_default();
         if before.replicas_min != replicas_min {
-            self.sync.sql.set_replicas_min(&before, replicas_min, By { who, at: now }).await?;
+            self.stores.sql.set_replicas_min(&before, replicas_min, ChangedBy { who, at: now }).await?;
         }
-        self.keep_replicas().await?;
+        self.keep().await?;
         Ok(())
     }
 
-    /// Believes whichever servers are the primaries now, though they may lack what was acknowledged.
-    ///
-    /// # Errors
-    /// When a store does not answer.
+    /// Accepts the current primaries, even if they lack acknowledged claims.
     pub async fn accept_loss(&self, who: &str, now: Timestamp) -> Result<(), EngineError> {
-        let before = self.sync.sql.replication().await?.unwrap_or_default();
-        self.sync.sql.forget_replica_sets(&before, By { who, at: now }).await?;
-        self.keep_replicas().await?;
+        let before = self.stores.sql.replication().await?.unwrap_or_default();
+        self.stores.sql.forget_replica_sets(&before, ChangedBy { who, at: now }).await?;
+        self.keep().await?;
         Ok(())
     }
 }
@@ -183,40 +133,40 @@ impl Engine {
 fn log(change: &SetChange) {
     let (SetChange::Create(set) | SetChange::Replace { set, .. }) = change;
     let ReplicaSet { primary, members, joining, version, .. } = set;
-    tracing::warn!(primary, ?members, ?joining, version, "replicas that must have what is acknowledged");
+    tracing::warn!(
+        primary,
+        ?members,
+        ?joining,
+        version,
+        "the replicas that must confirm acknowledged writes have changed"
+    );
 }
 
-impl ReplicationView {
-    fn of(replication: &Replication, primaries: &[PrimaryView]) -> Self {
-        let stands = |set: &&ReplicaSet| primaries.iter().any(|view| view.primary == set.primary);
-        Self {
-            replicas_min: replication.replicas_min,
-            orphans: replication.sets.iter().filter(|set| !stands(set)).map(SetState::of).collect(),
-            primaries: primaries.iter().map(|view| PrimaryState::of(view, replication)).collect(),
-        }
+fn view_of(replication: &Replication, primaries: &[PrimaryView]) -> ReplicationView {
+    let has_primary = |set: &&ReplicaSet| primaries.iter().any(|view| view.primary == set.primary);
+    ReplicationView {
+        replicas_min: replication.replicas_min,
+        orphans: replication.sets.iter().filter(|set| !has_primary(set)).map(state_of_set).collect(),
+        primaries: primaries.iter().map(|view| state_of_primary(view, replication)).collect(),
     }
 }
 
-impl PrimaryState {
-    fn of(view: &PrimaryView, replication: &Replication) -> Self {
-        let replica =
-            |(name, keeps_up): (&String, &bool)| ReplicaState { replica: name.clone(), keeps_up: *keeps_up };
-        Self {
-            primary: view.primary.clone(),
-            refused: replication.set_of(&view.primary).err().map(|why| why.to_string()),
-            set: replication.sets.iter().find(|set| set.primary == view.primary).map(SetState::of),
-            replicas: view.replicas.iter().map(replica).collect(),
-        }
+fn state_of_primary(view: &PrimaryView, replication: &Replication) -> PrimaryState {
+    let replica =
+        |(name, keeps_up): (&String, &bool)| ReplicaState { replica: name.clone(), keeps_up: *keeps_up };
+    PrimaryState {
+        primary: view.primary.clone(),
+        refused: replication.set_of(&view.primary).err().map(|why| why.to_string()),
+        set: replication.sets.iter().find(|set| set.primary == view.primary).map(state_of_set),
+        replicas: view.replicas.iter().map(replica).collect(),
     }
 }
 
-impl SetState {
-    fn of(set: &ReplicaSet) -> Self {
-        Self {
-            primary: set.primary.clone(),
-            members: set.members.iter().cloned().collect(),
-            joining: set.joining.iter().cloned().collect(),
-            version: set.version,
-        }
+fn state_of_set(set: &ReplicaSet) -> SetState {
+    SetState {
+        primary: set.primary.clone(),
+        members: set.members.iter().cloned().collect(),
+        joining: set.joining.iter().cloned().collect(),
+        version: set.version,
     }
 }

@@ -1,27 +1,28 @@
-//! Deadlines to the tick: one look at intervals serves all that wait on a thread. Hardly any deadline is ever met, and a timer of
-//! the runtime's for each head and each decision took some 4 % of core's work on a claim.
+//! Deadlines with the precision of a tick: one periodic check serves all waiters of a thread. Hardly any
+//! deadline expires, and a runtime timer for each head and each decision took about 4 % of core's work per
+//! claim.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use hyper::rt::{Sleep, Timer};
+use parking_lot::Mutex;
 use slab::Slab;
 use tokio::time::{Instant, sleep};
 
-/// A deadline is noticed this much too late at most.
+/// Maximum delay between a deadline's time and its expiry.
 const TICK: Duration = Duration::from_millis(50);
 
-/// The deadlines of those who wait on one thread, or on one runtime.
+/// The pending deadlines of one thread or runtime.
 #[derive(Debug, Clone, Default)]
-pub struct Deadlines(Arc<Mutex<Waiting>>);
+pub struct Deadlines(Arc<Mutex<Waiters>>);
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct Waiters {
     waiters: Slab<Waiter>,
-    /// Whether a task looks at them: only while there are any.
+    /// Whether a task is checking the deadlines; the task runs only while there are waiters.
     is_watched: bool,
 }
 
@@ -32,8 +33,8 @@ struct Waiter {
 }
 
 impl Deadlines {
-    /// What `work` comes to within `limit`, or [`TICK`] more; `None` when it takes longer. It comes pinned: a claim's future is
-    /// large, and moving it would copy it.
+    /// Runs `work` for at most `limit`, give or take a [`TICK`]; returns `None` if it takes longer. `work` is
+    /// pinned because a claim's future is large and moving it would copy it.
     pub async fn within<T>(&self, limit: Duration, mut work: Pin<&mut impl Future<Output = T>>) -> Option<T> {
         let mut deadline = pin!(self.at(Instant::now() + limit));
         poll_fn(|context| match work.as_mut().poll(context) {
@@ -43,34 +44,31 @@ impl Deadlines {
         .await
     }
 
-    fn at(&self, due: Instant) -> Deadline {
-        Deadline { all: self.clone(), due, place: None }
+    /// Returns a deadline that expires at `due`.
+    pub fn at(&self, due: Instant) -> Deadline {
+        Deadline { all: self.clone(), due, slot: None }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Adds a waiter; returns its place.
+    /// Adds a waiter; returns its slot.
     fn add(&self, due: Instant, waker: Waker) -> usize {
-        let mut waiting = self.lock();
-        if !waiting.is_watched {
-            waiting.is_watched = true;
+        let mut pending = self.0.lock();
+        if !pending.is_watched {
+            pending.is_watched = true;
             tokio::spawn(self.clone().watch());
         }
-        waiting.waiters.insert(Waiter { due, waker })
+        pending.waiters.insert(Waiter { due, waker })
     }
 
-    /// Has each waiter that is due polled, at intervals, while there are any.
+    /// Wakes each waiter that is due, once a [`TICK`], while there are any.
     async fn watch(self) {
         loop {
             sleep(TICK).await;
-            let (mut waiting, now) = (self.lock(), Instant::now());
-            if waiting.waiters.is_empty() {
-                waiting.is_watched = false;
+            let (mut pending, now) = (self.0.lock(), Instant::now());
+            if pending.waiters.is_empty() {
+                pending.is_watched = false;
                 return;
             }
-            for (_, waiter) in &waiting.waiters {
+            for (_, waiter) in &pending.waiters {
                 if waiter.due <= now {
                     waiter.waker.wake_by_ref();
                 }
@@ -79,27 +77,39 @@ impl Deadlines {
     }
 }
 
-/// Ready once its time has come.
+/// A future that completes at its deadline.
 #[derive(Debug)]
-struct Deadline {
+pub struct Deadline {
     all: Deadlines,
     due: Instant,
-    /// Its place among those that wait, once it was asked.
-    place: Option<usize>,
+    /// The slot among the waiters; `None` until the first poll.
+    slot: Option<usize>,
+}
+
+impl Deadline {
+    /// Moves the deadline to `due`.
+    pub fn set_due(&mut self, due: Instant) {
+        self.due = due;
+        if let Some(slot) = self.slot
+            && let Some(waiter) = self.all.0.lock().waiters.get_mut(slot)
+        {
+            waiter.due = due;
+        }
+    }
 }
 
 impl Future for Deadline {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        let Some(place) = self.place else {
-            self.place = Some(self.all.add(self.due, context.waker().clone()));
+        let Some(slot) = self.slot else {
+            self.slot = Some(self.all.add(self.due, context.waker().clone()));
             return Poll::Pending;
         };
         if self.due <= Instant::now() {
             return Poll::Ready(());
         }
-        if let Some(waiter) = self.all.lock().waiters.get_mut(place) {
+        if let Some(waiter) = self.all.0.lock().waiters.get_mut(slot) {
             waiter.waker.clone_from(context.waker());
         }
         Poll::Pending
@@ -108,22 +118,9 @@ impl Future for Deadline {
 
 impl Drop for Deadline {
     fn drop(&mut self) {
-        if let Some(place) = self.place {
-            self.all.lock().waiters.try_remove(place);
+        if let Some(slot) = self.slot {
+            self.all.0.lock().waiters.try_remove(slot);
         }
-    }
-}
-
-impl Sleep for Deadline {}
-
-/// For the time that a request's head may take.
-impl Timer for Deadlines {
-    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Sleep>> {
-        Box::pin(self.at(Instant::now() + duration))
-    }
-
-    fn sleep_until(&self, deadline: std::time::Instant) -> Pin<Box<dyn Sleep>> {
-        Box::pin(self.at(deadline.into()))
     }
 }
 
@@ -143,7 +140,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn work_is_waited_for_until_its_deadline_and_each_has_its_own() {
+    async fn each_task_is_cut_off_at_its_own_deadline() {
         let (deadlines, began) = (Deadlines::default(), Instant::now());
         let works = async {
             sleep(TICK).await;
@@ -161,40 +158,46 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_kept_of_those_who_are_served_or_leave() {
+    async fn finished_and_dropped_waiters_are_removed() {
         let deadlines = Deadlines::default();
         within(&deadlines, LIMIT, sleep(TICK)).await;
-        let (mut leaves, stays) = (Box::pin(deadlines.at(Instant::now())), Instant::now() + LIMIT * 50);
-        let mut stays = pin!(deadlines.at(stays));
-        assert!(leaves.as_mut().now_or_never().is_none() && stays.as_mut().now_or_never().is_none());
-        assert_eq!(deadlines.lock().waiters.len(), 2);
-        drop(leaves);
-        assert_eq!(deadlines.lock().waiters.len(), 1);
-        assert!(deadlines.lock().is_watched);
-        stays.set(deadlines.at(Instant::now()));
-        while deadlines.lock().is_watched {
+        let (mut dropped, kept) = (Box::pin(deadlines.at(Instant::now())), Instant::now() + LIMIT * 50);
+        let mut kept = pin!(deadlines.at(kept));
+        assert!(dropped.as_mut().now_or_never().is_none() && kept.as_mut().now_or_never().is_none());
+        assert_eq!(deadlines.0.lock().waiters.len(), 2);
+        drop(dropped);
+        assert_eq!(deadlines.0.lock().waiters.len(), 1);
+        assert!(deadlines.0.lock().is_watched);
+        kept.set(deadlines.at(Instant::now()));
+        while deadlines.0.lock().is_watched {
             sleep(TICK).await;
         }
-        // And looked at again for the next.
+        // The next waiter restarts the periodic check.
         assert_eq!(within(&deadlines, LIMIT, pending::<()>()).await, None);
     }
 
     #[tokio::test]
-    async fn a_deadline_wakes_who_waits_for_it_last() {
+    async fn a_deadline_wakes_the_last_task_that_polled_it() {
         let deadlines = Deadlines::default();
         let mut deadline = Box::pin(deadlines.at(Instant::now() + LIMIT));
         assert!(deadline.as_mut().now_or_never().is_none());
-        // Handed to another task, whose waker it is asked with from then on.
+        // A different task polls the deadline from now on, with its own waker.
         let other = tokio::spawn(deadline);
         yield_now().await;
         other.await.unwrap();
     }
 
     #[tokio::test]
-    async fn the_head_of_a_request_has_its_time() {
+    async fn a_deadline_can_be_moved_either_way() {
         let (deadlines, began) = (Deadlines::default(), Instant::now());
-        Timer::sleep(&deadlines, LIMIT).await;
-        deadlines.sleep_until((Instant::now() + LIMIT).into()).await;
+        let mut sooner = Box::pin(deadlines.at(began + LIMIT * 50));
+        let mut later = Box::pin(deadlines.at(began));
+        assert!(sooner.as_mut().now_or_never().is_none() && later.as_mut().now_or_never().is_none());
+        sooner.set_due(began + LIMIT);
+        later.set_due(began + LIMIT * 2);
+        sooner.await;
+        assert!(began.elapsed() >= LIMIT && began.elapsed() < LIMIT * 50);
+        later.await;
         assert!(began.elapsed() >= LIMIT * 2);
     }
 }

@@ -1,22 +1,20 @@
-//! The one place where the engine's errors become problems (RFC 9457).
+//! Converts the engine's errors to problems (RFC 9457).
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use claimgate_shared::{Code, Problem};
 
 use crate::engine::EngineError;
-use crate::engine::batcher::BatcherError;
-use crate::engine::recovery::RecoveryError;
-use crate::engine::sync::SyncError;
+use crate::engine::error::{RecoveryError, StoreError};
 use crate::metrics;
 use crate::store::redis::RedisStoreError;
 use crate::store::sql::{OutboxWriteError, SqlError};
 
-/// A handler's error; [`super::middleware::Exchange::end`] writes it out.
+/// A handler's error, serialized by [`super::middleware::Exchange::end`].
 #[derive(Debug, Clone)]
 pub struct ApiError {
     problem: Problem,
-    /// What is behind a 503, for metrics and the log.
+    /// The cause of a 503, for metrics and the log.
     reason: &'static str,
 }
 
@@ -27,25 +25,25 @@ impl From<Problem> for ApiError {
 }
 
 impl ApiError {
-    /// A problem that is a 503 for this reason, one of those in `metrics`.
+    /// Creates an error. A 503 is counted under `reason`, one of the reasons in `metrics`.
     pub fn because(reason: &'static str, problem: Problem) -> Self {
         Self { problem, reason }
     }
 
-    /// The problem's code, and, of a 503, what is behind it.
+    /// Returns the problem's code and, for a 503, its reason.
     pub fn code_and_reason(&self) -> (Code, Option<&'static str>) {
         (self.problem.code, (self.problem.code.status() == 503).then_some(self.reason))
     }
 
-    /// The problem as it is told to the caller of the request. Every 503 is counted here.
-    pub fn told(self, request_id: &str) -> Problem {
+    /// Returns the problem as sent to the request's caller. Every 503 is counted here.
+    pub fn into_problem(self, request_id: &str) -> Problem {
         if let (code, Some(reason)) = self.code_and_reason() {
             metrics::unavailable(code.as_str(), reason);
         }
-        self.problem.of_request(request_id)
+        self.problem.with_request_id(request_id)
     }
 
-    /// The answer, in a body of any kind, before it is written out.
+    /// Returns a response that carries this error, for any type of body; the body is written later.
     pub fn answer<B: Default>(self) -> Response<B> {
         let mut response = Response::new(B::default());
         response.extensions_mut().insert(self);
@@ -59,7 +57,7 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// What a handler answers.
+/// A handler's result.
 pub type ApiResult<B = Body> = Result<Response<B>, ApiError>;
 
 impl From<EngineError> for ApiError {
@@ -68,28 +66,22 @@ impl From<EngineError> for ApiError {
     }
 }
 
-/// What is behind a 503.
+/// Returns the reason under which a 503 is counted.
 fn reason(error: &EngineError) -> &'static str {
     match error {
         EngineError::NotInForce(error) => reason(error),
-        EngineError::TooMuchWaits => "sql_behind",
+        EngineError::TooFarBehind => "sql_behind",
         EngineError::LoadingElsewhere => "loading",
-        EngineError::Batcher(BatcherError::Overloaded) => "queue_full",
-        EngineError::Batcher(BatcherError::OutboxFull) => "outbox_full",
-        EngineError::Batcher(BatcherError::Stopped) => "stopping",
-        EngineError::Batcher(BatcherError::Sync(error)) => sync_reason(error),
-        EngineError::Sync(error) | EngineError::Recovery(RecoveryError::Sync(error)) => sync_reason(error),
-        EngineError::Recovery(RecoveryError::Redis(error)) => redis_reason(error),
-        EngineError::Sql(_) | EngineError::Recovery(RecoveryError::Sql(_)) => "sql",
-        EngineError::Recovery(_) => "not_loaded",
+        EngineError::QueueFull => "queue_full",
+        EngineError::OutboxFull => "outbox_full",
+        EngineError::UserIdsDiffer(_) => "user_ids",
+        EngineError::Stopping => "stopping",
+        EngineError::Store(error) => match &**error {
+            StoreError::Redis(error) => redis_reason(error),
+            StoreError::Sql(_) => "sql",
+        },
+        EngineError::NotLoaded(_) => "not_loaded",
         _ => "other",
-    }
-}
-
-fn sync_reason(error: &SyncError) -> &'static str {
-    match error {
-        SyncError::Redis(error) => redis_reason(error),
-        SyncError::Sql(_) => "sql",
     }
 }
 
@@ -109,56 +101,76 @@ fn problem(error: EngineError) -> Problem {
         EngineError::CampaignNotFound => no_such_campaign(),
         EngineError::ClaimNotFound => no_such_claim(),
         EngineError::WebhookNotFound => Problem::new(Code::WebhookNotFound, "there is no such webhook"),
-        EngineError::CampaignExists => Problem::new(Code::CampaignExists, "another campaign has this id"),
-        EngineError::OfAnotherRegister => Problem::new(
+        EngineError::CampaignExists(differs) => Problem::new(
             Code::CampaignExists,
-            "Redis holds a campaign of this id that belongs to another register; it was left as it is",
+            format!("a campaign with this id already exists and differs in: {}", differs.join(", ")),
+        ),
+        EngineError::OtherDatabase => Problem::new(
+            Code::CampaignExists,
+            "Redis has a campaign with this id that belongs to another database; it was not changed",
         ),
         EngineError::VersionConflict(version) => {
-            let problem =
-                Problem::new(Code::VersionConflict, format!("the campaign is at version {version}"));
+            let problem = Problem::new(
+                Code::VersionConflict,
+                format!("the campaign is now at version {version}; read it and repeat the change"),
+            );
             with(problem, |extensions| extensions.version = Some(version))
         }
-        EngineError::CampaignEnded => Problem::new(Code::CampaignEnded, "an ended campaign stays ended"),
-        EngineError::CampaignOpen => {
-            Problem::new(Code::CampaignOpen, "past claims are imported while it is scheduled or paused")
+        EngineError::CampaignEnded => {
+            Problem::new(Code::CampaignEnded, "the campaign has ended and can no longer be changed")
         }
+        EngineError::CampaignOpen => Problem::new(
+            Code::CampaignOpen,
+            "past claims can only be imported while the campaign is scheduled or paused",
+        ),
+        EngineError::CampaignNotOver(campaign) => Problem::new(
+            Code::CampaignOpen,
+            format!("the campaign {campaign} is not over: user ids change only while all campaigns are"),
+        ),
+        EngineError::UserIdsDiffer(why) => Problem::new(Code::UserIdsDiffer, why.to_string()),
         EngineError::ImportUnfinished => Problem::new(
             Code::ImportUnfinished,
-            "an import is unfinished: the same file again completes it, and no other one; an end gives it up",
+            "an import is unfinished: send the same file again to complete it, or end the campaign to abandon it",
         ),
         EngineError::ImportRefused(error) => import_refused(&error),
         EngineError::NotInForce(error) => not_in_force(problem(*error)),
-        EngineError::TooMuchWaits => {
-            Problem::new(Code::Overloaded, "too many claims wait for SQL to tell this user's; ask again")
-        }
+        EngineError::TooFarBehind => Problem::new(
+            Code::Overloaded,
+            "too many claims are pending for SQL, so this user's claims cannot be listed; try again",
+        ),
         EngineError::CursorInvalid => Problem::new(
             Code::CursorInvalid,
-            "it is of another feed or beyond this one's end: begin without a cursor, and all claims are told again",
+            "the cursor belongs to a different feed or is beyond this feed's end; start without a cursor to read all claims again",
         ),
-        EngineError::ClaimStands(claim) => {
-            let code = match claim.status {
-                claimgate_shared::ClaimStatus::Expired => Code::ClaimExpired,
-                claimgate_shared::ClaimStatus::Returned => Code::ClaimReturned,
-                _ => Code::ClaimRevoked,
-            };
-            let problem = Problem::new(code, format!("the claim is {}", claim.status.as_str()));
-            with(problem, |extensions| extensions.claim = Some(claim))
+        EngineError::ClaimStands(claim) => claim_stands(claim),
+        EngineError::LoadingElsewhere => {
+            Problem::new(Code::CampaignNotReady, "another core is loading the campaign")
         }
-        EngineError::LoadingElsewhere => Problem::new(Code::CampaignNotReady, "another core is loading it"),
         EngineError::Invalid(problem) => problem,
-        EngineError::Batcher(BatcherError::Overloaded) => {
-            Problem::new(Code::Overloaded, "too many claims are waiting; nothing was tried")
+        EngineError::QueueFull => {
+            Problem::new(Code::Overloaded, "too many claims are queued; the request was not processed")
         }
-        EngineError::Batcher(BatcherError::OutboxFull) => {
-            Problem::new(Code::Overloaded, "too many events wait for SQL; nothing was tried")
+        EngineError::OutboxFull => Problem::new(
+            Code::Overloaded,
+            "too many events are pending for SQL; the request was not processed",
+        ),
+        EngineError::Stopping => unknown_outcome(),
+        EngineError::Random(_) => {
+            Problem::new(Code::Unavailable, "the system provides no random numbers; nothing was changed")
         }
-        EngineError::Batcher(BatcherError::Sync(error)) => undecided(&error),
-        EngineError::Batcher(BatcherError::Stopped) => unknown_outcome(),
-        EngineError::Sql(error) => sql_failed(&error),
-        EngineError::Sync(error) => undecided(&error),
-        EngineError::Recovery(error) => not_recovered(error),
+        EngineError::Store(error) => not_answered(&error),
+        EngineError::NotLoaded(error) => not_loaded(&error),
     }
+}
+
+fn claim_stands(claim: Box<claimgate_shared::Claim>) -> Problem {
+    let code = match claim.status {
+        claimgate_shared::ClaimStatus::Expired => Code::ClaimExpired,
+        claimgate_shared::ClaimStatus::Returned => Code::ClaimReturned,
+        _ => Code::ClaimRevoked,
+    };
+    let problem = Problem::new(code, format!("the claim is {}", claim.status.as_str()));
+    with(problem, |extensions| extensions.claim = Some(claim))
 }
 
 fn with(mut problem: Problem, set: impl FnOnce(&mut claimgate_shared::problem::Extensions)) -> Problem {
@@ -166,76 +178,115 @@ fn with(mut problem: Problem, set: impl FnOnce(&mut claimgate_shared::problem::E
     problem
 }
 
-/// For ids that lead nowhere.
+/// Returns the problem for a campaign id that does not exist.
 pub fn no_such_campaign() -> Problem {
     Problem::new(Code::CampaignNotFound, "there is no such campaign")
 }
 
-/// For claims that do not exist, or belong to another user: the same answer.
+/// Returns the problem for a claim that does not exist or belongs to another user; the caller cannot tell the
+/// two apart.
 pub fn no_such_claim() -> Problem {
     Problem::new(Code::ClaimNotFound, "there is no such claim, or it is not yours")
 }
 
-/// For claims whose decision did not arrive in time.
+/// Returns the problem for a claim whose decision did not arrive in time.
 pub fn unknown_outcome() -> Problem {
-    Problem::new(Code::Unavailable, "the outcome is unknown: ask again with the same key")
+    Problem::new(Code::Unavailable, "the outcome is unknown; retry with the same key")
 }
 
-/// For an import whose claims the database's own guards refuse. No later try is known to go better.
+/// Returns the problem for an import whose claims violate the database's constraints. A retry may not help.
 fn import_refused(error: &OutboxWriteError) -> Problem {
-    tracing::error!(%error, "the database refuses claims of an import");
+    tracing::error!(%error, "the database refused claims of an import");
     Problem::new(
         Code::ImportUnfinished,
-        "the database refuses claims of this file (the log says why), so the import is unfinished; it is not tried again \
+        "the database refused claims from this file (core's log says why), so the import is unfinished. It is not retried \
          automatically: send the same file again, or end the campaign",
     )
 }
 
-/// For a change that SQL has, whatever kept Redis from taking it: what `why` says of the outcome is not so.
+/// Returns the problem for a change that SQL has and Redis may not have yet. The detail of `why` would
+/// misstate the outcome, so it is replaced.
 fn not_in_force(why: Problem) -> Problem {
-    let detail = "the change is stored, and comes into force automatically if it is not in force yet; sent again, it is not \
-                  made twice";
+    let detail = "the change is stored. If it is not in force yet, it comes into force automatically; sending it again does \
+                  not apply it twice";
     Problem { detail: detail.to_owned(), ..why }
 }
 
-/// While a call on a campaign gives no answer.
-fn undecided(error: &SyncError) -> Problem {
-    // One line a request would let anyone fill the log; the health checks say it once.
-    tracing::debug!(%error, "no decision");
+/// Returns the problem for a call that failed because a store is unavailable.
+fn not_answered(error: &StoreError) -> Problem {
+    // Only at debug level: a line for each request would let anyone fill the log. The health checks log once
+    // that a store is unavailable, and the store logs which campaign it cannot read.
+    tracing::debug!(%error, "a store is unavailable");
     match error {
-        SyncError::Redis(RedisStoreError::NotReady(_)) => {
+        StoreError::Redis(RedisStoreError::NotReady(_)) => {
             Problem::new(Code::CampaignNotReady, "the campaign's counters are being rebuilt")
         }
-        SyncError::Redis(RedisStoreError::OutOfMemory(_)) => {
-            Problem::new(Code::Overloaded, "out of memory; nothing was tried")
+        StoreError::Redis(RedisStoreError::OutOfMemory(_)) => {
+            Problem::new(Code::Overloaded, "Redis is out of memory; the request was not processed")
         }
-        SyncError::Redis(_) | SyncError::Sql(_) => unknown_outcome(),
+        StoreError::Redis(_) => unknown_outcome(),
+        StoreError::Sql(SqlError::Unreadable(_)) => {
+            Problem::new(Code::Unavailable, "the database contains data that this version cannot read")
+        }
+        StoreError::Sql(_) => Problem::new(Code::Unavailable, "the database is unavailable"),
     }
 }
 
-/// While SQL does not answer.
-fn sql_failed(error: &SqlError) -> Problem {
-    // One line a request would let anyone fill the log: the health checks say once that SQL is away, and the store
-    // which campaign cannot be read.
-    tracing::debug!(%error, "SQL did not answer");
-    let detail = match error {
-        SqlError::Unreadable(_) => "the database holds what this version cannot read",
-        _ => "the database does not answer",
-    };
-    Problem::new(Code::Unavailable, detail)
+/// Returns the problem for a campaign that cannot be loaded although both stores are available.
+fn not_loaded(error: &RecoveryError) -> Problem {
+    tracing::warn!(%error, "the campaign cannot be loaded");
+    Problem::new(Code::CampaignNotReady, "the campaign cannot be loaded yet; core retries automatically")
 }
 
-fn not_recovered(error: RecoveryError) -> Problem {
-    match error {
-        RecoveryError::Sql(error) => sql_failed(&error),
-        RecoveryError::Sync(error) => undecided(&error),
-        RecoveryError::Redis(error) => undecided(&error.into()),
-        error => {
-            tracing::warn!(%error, "not recovered");
-            Problem::new(
-                Code::CampaignNotReady,
-                "the campaign cannot be loaded yet; it is tried again automatically",
-            )
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use redis::{ErrorKind, RedisError};
+
+    use super::*;
+    use crate::store::redis::loader::LoadError;
+
+    fn redis() -> RedisStoreError {
+        RedisError::from((ErrorKind::Io, "broken pipe")).into()
+    }
+
+    fn sql() -> SqlError {
+        SqlError::timed_out()
+    }
+
+    /// Covers every error type through which an unavailable store reaches a caller.
+    #[test]
+    fn an_unavailable_store_is_reported_the_same_everywhere() {
+        let reported = |error: EngineError| ApiError::from(error).code_and_reason();
+        let in_a_batch = |error: StoreError| EngineError::Store(Arc::new(error));
+        for error in [
+            redis().into(),
+            StoreError::from(redis()).into(),
+            in_a_batch(redis().into()),
+            RecoveryError::from(redis()).into(),
+            RecoveryError::from(LoadError::Redis(redis())).into(),
+            EngineError::NotInForce(Box::new(redis().into())),
+        ] {
+            assert_eq!(reported(error), (Code::Unavailable, Some("redis")));
+        }
+        for error in [
+            sql().into(),
+            StoreError::from(sql()).into(),
+            in_a_batch(sql().into()),
+            RecoveryError::from(sql()).into(),
+            RecoveryError::from(OutboxWriteError::Sql(sql())).into(),
+            EngineError::NotInForce(Box::new(sql().into())),
+        ] {
+            assert_eq!(reported(error), (Code::Unavailable, Some("sql")));
+        }
+    }
+
+    #[test]
+    fn a_failed_load_with_both_stores_up_is_reported_as_not_ready() {
+        for error in [RecoveryError::Superseded, RecoveryError::Layout, OutboxWriteError::NoCampaign.into()] {
+            let reported = ApiError::from(EngineError::from(error)).code_and_reason();
+            assert_eq!(reported, (Code::CampaignNotReady, Some("not_loaded")));
         }
     }
 }

@@ -1,101 +1,106 @@
-//! What a handler must not forget: who calls, the path's id, the body, checked before the handler runs.
+//! Extractors of the caller, the path's ids and the body, checked before the handler runs.
 //!
-//! The engine is only reached with a [`Caller`], and a handler only gets a caller from these extractors: one without its
-//! authentication does not compile.
+//! The engine can only be reached with a [`Caller`], and only these extractors provide one: a handler without
+//! authentication does not compile. Except for [`Head::NeedsBody`], no extractor reads a body before the
+//! caller is authenticated.
 
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::BoxError;
 use axum::body::{Bytes, HttpBody as Body};
 use axum::extract::{FromRequest, FromRequestParts, Request};
-use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING};
-use axum::http::{HeaderName, HeaderValue, StatusCode, Uri, request};
+use axum::http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING};
+use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, request};
 use axum::response::Response;
 use claimgate_shared::claim_request::ClaimBatch;
-use claimgate_shared::signature::SignedParts;
-use claimgate_shared::{Attempt, CampaignId, ClaimId, ClaimRequest, Code, Problem, UserId, http};
+use claimgate_shared::problem::parse_json;
+use claimgate_shared::refusals::RefusalReport;
+use claimgate_shared::{Attempt, CampaignId, ClaimId, ClaimRequest, Code, Problem, ShownPass, UserId, http};
 use futures_util::FutureExt as _;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
+use super::auth::{Authenticated, Head, unauthenticated};
 use super::error::{ApiError, ApiResult, no_such_campaign, no_such_claim};
-use super::middleware::REQUEST_ID;
 use super::state::AppState;
-use crate::clock;
 use crate::credentials::{Caller, Role};
 use crate::domain::addition::Addition;
-use crate::domain::campaign::Campaign;
 use crate::domain::campaign_change::{CampaignPatch, NewCampaign};
+use crate::engine::Engine;
 
-/// Marks the answer to a repeated key.
+/// Marks the response to a repeated key.
 pub const REPLAYED: HeaderName = HeaderName::from_static(http::REPLAYED_HEADER);
-/// Room for a claim's answer, so that its body does not grow while it is written.
+/// Initial capacity of a response body: enough for a claim's answer.
 const ANSWER_BYTES: usize = 512;
-/// How long a body may take to come in.
+/// Time limit for receiving the body of an authenticated caller.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit for receiving the body of [`Head::NeedsBody`]: the edge has the whole body before it calls core.
+const UNPROVEN_BODY_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The edge, a back end or an admin of any role, on a call without a body that only reads.
-#[derive(Debug)]
-pub struct ApiCaller(pub Caller);
+/// The result of authenticating a request's head, stored in its extensions by [`super::middleware::finish`].
+pub type Authentication = Result<Head, Problem>;
 
-impl FromRequestParts<AppState> for ApiCaller {
-    type Rejection = ApiError;
-    async fn from_request_parts(parts: &mut request::Parts, state: &AppState) -> Result<Self, ApiError> {
-        let (caller, _) = state.authenticator().caller(&parts.headers, signed(parts))?;
-        Ok(Self(caller))
+/// Returns the request's authentication.
+pub fn head(extensions: &Extensions) -> Result<&Head, Problem> {
+    match extensions.get::<Authentication>() {
+        Some(head) => head.as_ref().map_err(Clone::clone),
+        None => Err(unauthenticated()),
     }
 }
 
-/// A back end or an operator, on a call without a body: the edge may only claim and read.
-#[derive(Debug)]
-pub struct BackEnd(pub Caller);
-
-impl FromRequestParts<AppState> for BackEnd {
-    type Rejection = ApiError;
-    async fn from_request_parts(parts: &mut request::Parts, state: &AppState) -> Result<Self, ApiError> {
-        let caller = no_edge(ApiCaller::from_request_parts(parts, state).await?.0)?;
-        Ok(Self(caller.unless_below(Role::Operator)?))
+/// Returns the caller authenticated by the request's head.
+fn caller(parts: &request::Parts) -> Result<Caller, Problem> {
+    match head(&parts.extensions)? {
+        Head::Authenticated(authenticated) => Ok(authenticated.caller.clone()),
+        Head::NeedsBody => Err(unauthenticated()),
     }
 }
 
-/// Any caller but the edge.
-fn no_edge(caller: Caller) -> Result<Caller, Problem> {
+/// Rejects the edge.
+fn reject_edge(caller: Caller) -> Result<Caller, Problem> {
     match caller {
-        Caller::Edge(_) => Err(Problem::new(Code::Forbidden, "the edge may only claim and read")),
+        Caller::Edge(..) => Err(Problem::new(Code::Forbidden, "the edge may only claim and read")),
         caller => Ok(caller),
     }
 }
 
-/// Declares the extractors of admins by the least role that they let in.
-macro_rules! admins {
-    ($($(#[$about:meta])* $name:ident = $role:expr;)+) => {$(
+/// Declares an extractor for each group of callers. Each also returns the engine, which is only reachable
+/// with a caller.
+macro_rules! callers {
+    ($($(#[$about:meta])* $name:ident = |$caller:ident| $let_in:expr;)+) => {$(
         $(#[$about])*
         #[derive(Debug)]
-        pub struct $name(pub Caller);
+        pub struct $name(pub Caller, pub Arc<Engine>);
 
         impl FromRequestParts<AppState> for $name {
             type Rejection = ApiError;
-            async fn from_request_parts(
-                parts: &mut request::Parts,
-                state: &AppState,
-            ) -> Result<Self, ApiError> {
-                Ok(Self(state.authenticator().admin(&parts.headers, $role)?))
+            async fn from_request_parts(parts: &mut request::Parts, state: &AppState) -> Result<Self, ApiError> {
+                let $caller = caller(parts)?;
+                let caller: Caller = $let_in?;
+                let engine = Arc::clone(state.engine(&caller));
+                Ok(Self(caller, engine))
             }
         }
     )+};
 }
 
-admins! {
+callers! {
+    /// The edge, a back end or an admin of any role: for read-only calls without a body.
+    ApiCaller = |caller| Ok::<_, Problem>(caller);
+    /// A back end or an operator: for calls without a body that the edge may not make.
+    BackEnd = |caller| reject_edge(caller)?.unless_below(Role::Operator);
     /// An admin of any role: for calls that only read.
-    Viewer = Role::Viewer;
+    Viewer = |caller| caller.with_role(Role::Viewer);
     /// An operator, or an admin of the role admin.
-    Operator = Role::Operator;
+    Operator = |caller| caller.with_role(Role::Operator);
     /// An admin of the role admin.
-    Admin = Role::Admin;
+    Admin = |caller| caller.with_role(Role::Admin);
 }
 
-/// A caller, as `A` lets it in, and what it sent.
+/// A caller accepted by `A`, and the parsed body.
 #[derive(Debug)]
 pub struct WithBody<A, T>(pub A, pub T);
 
@@ -106,13 +111,14 @@ where
 {
     type Rejection = ApiError;
     async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
-        let (mut parts, body) = read_json(request, http::BODY_BYTES_MAX).await?;
-        let value = T::parse_body(&body)?;
-        Ok(Self(A::from_request_parts(&mut parts, state).await?, value))
+        let (mut parts, body) = request.into_parts();
+        let caller = A::from_request_parts(&mut parts, state).await?;
+        let body = read_json(&parts, body, http::BODY_BYTES_MAX, BODY_TIMEOUT).await?;
+        Ok(Self(caller, T::parse_body(&body)?))
     }
 }
 
-/// An admin, and the CSV file that they send, which is yet to be read.
+/// An admin and the CSV file in the request's body, which has not been read yet.
 #[derive(Debug)]
 pub struct AdminFile {
     caller: Caller,
@@ -123,7 +129,7 @@ impl FromRequest<AppState> for AdminFile {
     type Rejection = ApiError;
     async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
         let (mut parts, body) = request.into_parts();
-        let Admin(caller) = Admin::from_request_parts(&mut parts, state).await?;
+        let Admin(caller, _) = Admin::from_request_parts(&mut parts, state).await?;
         let content_type = parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         if !http::is_media_type(content_type, http::CSV) {
             return Err(Problem::new(Code::UnsupportedMediaType, "Content-Type must be text/csv").into());
@@ -132,7 +138,7 @@ impl FromRequest<AppState> for AdminFile {
         let length =
             parts.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
         match length {
-            None => Err(Problem::invalid("body", "must come with a Content-Length").into()),
+            None => Err(Problem::invalid("body", "must have a Content-Length").into()),
             Some(length) if length > http::IMPORT_BYTES_MAX => {
                 Err(http::body_too_large(http::IMPORT_BYTES_MAX).into())
             }
@@ -142,22 +148,45 @@ impl FromRequest<AppState> for AdminFile {
 }
 
 impl AdminFile {
-    /// Who sends it, and all of it.
+    /// Reads the file; returns its sender and content.
     pub async fn read(self) -> Result<(Caller, Bytes), Problem> {
         let bytes = Limited::new(self.body, http::IMPORT_BYTES_MAX).collect().await;
-        Ok((self.caller, bytes.map_err(|_| Problem::invalid("body", "broke off"))?.to_bytes()))
+        Ok((self.caller, bytes.map_err(|_| Problem::invalid("body", "was cut off"))?.to_bytes()))
     }
 }
 
-/// What is read from a body; a problem names the field that is wrong.
-pub trait ParseBody: Sized {
-    /// Reads it.
-    fn parse_body(body: &[u8]) -> Result<Self, Problem>;
+/// A call of the edge, for no user, with the signed body `T`.
+#[derive(Debug)]
+pub struct EdgeCall<T>(pub Arc<Engine>, pub T);
+
+impl<T: ParseBody + Send> FromRequest<AppState> for EdgeCall<T> {
+    type Rejection = ApiError;
+    async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
+        let (parts, body) = request.into_parts();
+        let Head::Authenticated(authenticated) = head(&parts.extensions)?.clone() else {
+            return Err(unauthenticated().into());
+        };
+        let engine = match &authenticated.caller {
+            Caller::Edge(..) => Arc::clone(state.engine(&authenticated.caller)),
+            _ => return Err(Problem::new(Code::Forbidden, "only the edge may make this call").into()),
+        };
+        let body = read_json(&parts, body, http::BODY_BYTES_MAX, BODY_TIMEOUT).await?;
+        authenticated.check_body(&body)?;
+        Ok(Self(engine, T::parse_body(&body)?))
+    }
 }
 
-impl ParseBody for Campaign {
+/// A type that is parsed from a request's body; a problem names the invalid field.
+pub trait ParseBody: DeserializeOwned {
+    /// Parses `body`.
     fn parse_body(body: &[u8]) -> Result<Self, Problem> {
-        NewCampaign::parse(body, clock::now())
+        parse_json(body)
+    }
+}
+
+impl ParseBody for NewCampaign {
+    fn parse_body(body: &[u8]) -> Result<Self, Problem> {
+        Self::parse(body)
     }
 }
 
@@ -167,150 +196,126 @@ impl ParseBody for Addition {
     }
 }
 
-impl ParseBody for CampaignPatch {
-    fn parse_body(body: &[u8]) -> Result<Self, Problem> {
-        Self::parse(body)
-    }
-}
+impl ParseBody for CampaignPatch {}
 
-/// A claim, who sends it, and whether it is certainly the first try.
+impl ParseBody for RefusalReport {}
+
+/// A call that claims units.
 #[derive(Debug)]
 pub struct ClaimCall {
-    /// Who sends it.
+    /// The caller who sent it.
     pub caller: Caller,
-    /// Whether it is certainly the first try.
+    /// Whether the caller marked this as the first try.
     pub attempt: Attempt,
-    /// What is claimed.
+    /// The pass that came with it; the token of a back end or an admin counts as one.
+    pub pass: Option<ShownPass>,
+    /// The claim.
     pub request: ClaimRequest,
 }
 
 impl FromRequest<AppState> for ClaimCall {
     type Rejection = ApiError;
     async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
-        Self::read(request, state).await
+        let (parts, body) = request.into_parts();
+        let head = head(&parts.extensions)?.clone();
+        Self::read(head, &parts, body, state).await
     }
 }
 
 impl ClaimCall {
-    /// Reads a request whose body may be of any kind.
-    pub async fn read<B: RequestBody>(request: Request<B>, state: &AppState) -> Result<Self, ApiError> {
-        let (parts, body) = read_json(request, http::BODY_BYTES_MAX).await?;
-        let request = ClaimRequest::parse(&body)?;
-        let signed = signed_claim(&parts, &body, &request);
-        let (caller, attempt) = state.authenticator().caller(&parts.headers, signed)?;
-        Ok(Self { caller: caller.unless_below(Role::Admin)?, attempt, request })
+    /// Reads and authenticates a claim from a request with any type of body.
+    pub async fn read<B: RequestBody>(
+        head: Head,
+        parts: &request::Parts,
+        body: B,
+        state: &AppState,
+    ) -> Result<Self, ApiError> {
+        let (authenticated, request) = match head {
+            Head::Authenticated(authenticated) => {
+                let body = read_json(parts, body, http::BODY_BYTES_MAX, BODY_TIMEOUT).await?;
+                authenticated.check_body(&body)?;
+                let request = ClaimRequest::parse(&body)?;
+                authenticated.check_key(&request)?;
+                (authenticated, request)
+            }
+            Head::NeedsBody => {
+                let body = read_json(parts, body, http::BODY_BYTES_MAX, UNPROVEN_BODY_TIMEOUT).await?;
+                let request = ClaimRequest::parse(&body)?;
+                (state.authenticator().with_body(parts, &body, &request)?, request)
+            }
+        };
+        let Authenticated { caller, attempt, pass, .. } = authenticated;
+        Ok(Self { caller: caller.unless_below(Role::Admin)?, attempt, pass, request })
     }
 }
 
-/// A back end or an admin, the batch of claims that they sent, and the id of their request.
+/// A call of a back end or an admin with a batch of claims.
 #[derive(Debug)]
 pub struct BatchCall {
-    /// Who sends it.
+    /// The caller who sent it.
     pub caller: Caller,
-    /// The request's id, which every problem in the answer names.
+    /// The request's id, which every problem in the answer contains.
     pub request_id: String,
-    /// What is claimed, in order; a problem where a claim is malformed.
+    /// The claims, in the order of the request; a problem for each malformed one.
     pub claims: Vec<Result<ClaimRequest, Problem>>,
 }
 
 impl FromRequest<AppState> for BatchCall {
     type Rejection = ApiError;
-    async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
-        let (parts, body) = read_json(request, http::BATCH_BYTES_MAX).await?;
+    async fn from_request(request: Request, _: &AppState) -> Result<Self, ApiError> {
+        let (parts, body) = request.into_parts();
+        let caller = reject_edge(caller(&parts)?)?.unless_below(Role::Admin)?;
+        let body = read_json(&parts, body, http::BATCH_BYTES_MAX, BODY_TIMEOUT).await?;
         let claims = ClaimBatch::parse(&body)?;
-        let (caller, _) =
-            state.authenticator().caller(&parts.headers, SignedParts { body: &body, ..signed(&parts) })?;
-        let caller = no_edge(caller)?.unless_below(Role::Admin)?;
-        let id = parts.headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()).unwrap_or_default();
+        let id =
+            parts.headers.get(http::REQUEST_ID_HEADER).and_then(|id| id.to_str().ok()).unwrap_or_default();
         Ok(Self { caller, request_id: id.to_owned(), claims })
     }
 }
 
-/// The campaign's id in the path; what is no id has no campaign.
-#[derive(Debug)]
-pub struct PathCampaign(pub CampaignId);
+/// Declares an extractor for each type of id in a path.
+macro_rules! path_ids {
+    ($($(#[$about:meta])* $name:ident($id:ty) = $read:expr;)+) => {$(
+        $(#[$about])*
+        #[derive(Debug)]
+        pub struct $name(pub $id);
 
-impl FromRequestParts<AppState> for PathCampaign {
-    type Rejection = ApiError;
-    async fn from_request_parts(parts: &mut request::Parts, _: &AppState) -> Result<Self, ApiError> {
-        Ok(Self(path_id(&parts.uri).parse().map_err(|_| no_such_campaign())?))
-    }
+        impl FromRequestParts<AppState> for $name {
+            type Rejection = ApiError;
+            async fn from_request_parts(parts: &mut request::Parts, _: &AppState) -> Result<Self, ApiError> {
+                let read: fn(&Uri) -> Result<$id, Problem> = $read;
+                Ok(Self(read(&parts.uri)?))
+            }
+        }
+    )+};
 }
 
-/// The claim's id in the path; what is no id has no claim.
-#[derive(Debug)]
-pub struct PathClaim(pub ClaimId);
-
-impl FromRequestParts<AppState> for PathClaim {
-    type Rejection = ApiError;
-    async fn from_request_parts(parts: &mut request::Parts, _: &AppState) -> Result<Self, ApiError> {
-        Ok(Self(path_id(&parts.uri).parse().map_err(|_| no_such_claim())?))
-    }
+path_ids! {
+    /// The campaign's id in the path; a malformed id counts as a campaign that does not exist.
+    PathCampaign(CampaignId) = |uri| path_id(uri).parse().map_err(|_| no_such_campaign());
+    /// The claim's id in the path; a malformed id counts as a claim that does not exist.
+    PathClaim(ClaimId) = |uri| path_id(uri).parse().map_err(|_| no_such_claim());
+    /// The user's id, which follows the campaign's id in the path; a malformed id is an invalid field.
+    PathUser(UserId) = |uri| {
+        let id = uri.path().split('/').nth(6).unwrap_or_default();
+        id.parse().map_err(|why| Problem::invalid("user_id", why))
+    };
+    /// A webhook's id in the path.
+    PathWebhook(String) = |uri| Ok(path_id(uri).to_owned());
 }
 
-/// The user's id behind the campaign's in the path; what is no id is named as a field.
-#[derive(Debug)]
-pub struct PathUser(pub UserId);
-
-impl FromRequestParts<AppState> for PathUser {
-    type Rejection = ApiError;
-    async fn from_request_parts(parts: &mut request::Parts, _: &AppState) -> Result<Self, ApiError> {
-        let id = parts.uri.path().split('/').nth(6).unwrap_or_default();
-        Ok(Self(id.parse().map_err(|why| Problem::invalid("user_id", why))?))
-    }
-}
-
-/// A webhook's id in the path.
-#[derive(Debug)]
-pub struct PathWebhook(pub String);
-
-impl FromRequestParts<AppState> for PathWebhook {
-    type Rejection = ApiError;
-    async fn from_request_parts(parts: &mut request::Parts, _: &AppState) -> Result<Self, ApiError> {
-        Ok(Self(path_id(&parts.uri).to_owned()))
-    }
-}
-
-/// The id in a path, as sent: no id has characters that need decoding, so what has them is no id. It stands in the
-/// same place in every route.
+/// Returns the id in a path without decoding it: no valid id has characters that need decoding. Its position
+/// is the same in every route.
 fn path_id(uri: &Uri) -> &str {
     uri.path().split('/').nth(4).unwrap_or_default()
 }
 
-/// What the edge would have signed of a call without a body.
-fn signed(parts: &request::Parts) -> SignedParts<'_> {
-    let content_type =
-        parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    SignedParts {
-        method: parts.method.as_str(),
-        path_and_query: parts.uri.path_and_query().map_or("", |path| path.as_str()),
-        content_type,
-        body: &[],
-        user: "",
-        client_ip: "",
-        idempotency_key: "",
-        attempt: Attempt::Unknown,
-    }
-}
-
-/// What the edge would have signed of a claim.
-fn signed_claim<'a>(parts: &'a request::Parts, body: &'a [u8], request: &'a ClaimRequest) -> SignedParts<'a> {
-    let mut marks = parts.headers.get_all(Attempt::HEADER).iter();
-    let mark = marks.next().and_then(|value| value.to_str().ok()).filter(|_| marks.next().is_none());
-    SignedParts {
-        body,
-        idempotency_key: request.idempotency_key.as_str(),
-        attempt: Attempt::of_header(mark),
-        ..signed(parts)
-    }
-}
-
-/// `value` as JSON, in a body of any kind.
+/// Returns a response with `value` as JSON, for any type of body.
 pub fn json<B: From<Vec<u8>>>(status: StatusCode, value: &impl Serialize) -> ApiResult<B> {
     let mut body = Vec::with_capacity(ANSWER_BYTES);
     serde_json::to_writer(&mut body, value).map_err(|error| {
-        tracing::error!(%error, "cannot write an answer");
-        Problem::new(Code::Unavailable, "the answer could not be written")
+        tracing::error!(%error, "cannot serialize a response");
+        Problem::new(Code::Unavailable, "the response could not be serialized")
     })?;
     let mut response = Response::new(B::from(body));
     *response.status_mut() = status;
@@ -318,47 +323,58 @@ pub fn json<B: From<Vec<u8>>>(status: StatusCode, value: &impl Serialize) -> Api
     Ok(response)
 }
 
-/// A request's body, as it comes in.
+/// Returns whether the caller accepts `media_type` but not JSON. A generated client accepts every type that the
+/// description lists.
+pub fn prefers(headers: &HeaderMap, media_type: &str) -> bool {
+    let accept = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    accept.contains(media_type) && !accept.contains(http::JSON)
+}
+
+/// A request's body as it arrives.
 pub trait RequestBody: Body<Data = Bytes, Error: Into<BoxError>> {}
 
 impl<B: Body<Data = Bytes, Error: Into<BoxError>>> RequestBody for B {}
 
-/// Refuses a body that is compressed or chunked.
+/// Rejects a body that is compressed or chunked.
 fn plain_of_known_length(parts: &request::Parts) -> Result<(), Problem> {
     if parts.headers.contains_key(CONTENT_ENCODING) {
         return Err(Problem::new(Code::UnsupportedMediaType, "the body must not be compressed"));
     }
-    // A length known beforehand leaves no room for two readings of where the body ends.
+    // With a length known beforehand, proxy and core cannot disagree about where the body ends.
     if parts.headers.contains_key(TRANSFER_ENCODING) {
-        return Err(Problem::invalid("body", "must come with a Content-Length, not chunked"));
+        return Err(Problem::invalid("body", "must have a Content-Length and not be chunked"));
     }
     Ok(())
 }
 
-/// A request read whole: its head, and its JSON body of at most `bytes_max` bytes.
+/// Reads a request's JSON body of at most `bytes_max` bytes, which may take `limit` to arrive.
 async fn read_json<B: RequestBody>(
-    request: Request<B>,
+    parts: &request::Parts,
+    body: B,
     bytes_max: usize,
-) -> Result<(request::Parts, Bytes), Problem> {
-    let (parts, body) = request.into_parts();
+    limit: Duration,
+) -> Result<Bytes, Problem> {
     if !http::is_json(parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok())) {
         return Err(Problem::new(Code::UnsupportedMediaType, "Content-Type must be application/json"));
     }
-    plain_of_known_length(&parts)?;
+    plain_of_known_length(parts)?;
     let mut bytes = pin!(Limited::new(body, bytes_max).collect());
-    // Nearly every body comes with its head: a timer would cost more than reading it.
+    // Nearly every body arrives together with its head: a timer would cost more than reading it.
     let read = match bytes.as_mut().now_or_never() {
         Some(read) => read,
-        None => tokio::time::timeout(BODY_TIMEOUT, bytes)
-            .await
-            .map_err(|_| Problem::new(Code::RequestTimeout, "the body took more than 10 s"))?,
+        None => tokio::time::timeout(limit, bytes).await.map_err(|_| {
+            Problem::new(
+                Code::RequestTimeout,
+                format!("the body took more than {} s to arrive", limit.as_secs()),
+            )
+        })?,
     };
     let bytes = read.map_err(|error| {
         if error.is::<LengthLimitError>() {
             http::body_too_large(bytes_max)
         } else {
-            Problem::invalid("body", "broke off")
+            Problem::invalid("body", "was cut off")
         }
     })?;
-    Ok((parts, bytes.to_bytes()))
+    Ok(bytes.to_bytes())
 }

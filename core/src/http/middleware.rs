@@ -1,4 +1,4 @@
-//! What every request and every answer goes through: request ids, problems, load shedding, time limits.
+//! Middleware of every request and response: request ids, problems, load shedding, time limits.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -8,7 +8,7 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
 };
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, request};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
@@ -17,26 +17,40 @@ use claimgate_shared::problem::PROBLEM_JSON;
 use claimgate_shared::{Code, Problem, UserId, http};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
+use super::auth::Head;
 use super::error::ApiError;
+use super::extract::{Authentication, head};
+use super::listener::Listener;
 use super::state::AppState;
 use crate::traces::{self, Trace};
 
-/// The longest that a call takes which waits for Redis and SQL, however often it asks them: but for those that go through
-/// a whole campaign, and claims, which have less.
+/// Time limit of a call that uses Redis and SQL. Claims have a shorter limit; calls that scan a whole
+/// campaign have no limit here.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
-/// Carries the request's id, in and out.
+/// The header with the request's id, in requests and responses.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static(http::REQUEST_ID_HEADER);
 
-/// Gives the request its id, and writes out its answer.
-pub async fn finish(mut request: Request, next: Next) -> Response {
-    let path = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str);
-    let exchange = Exchange::begin(&request, path);
-    // For handlers that name it themselves.
-    request.headers_mut().insert(REQUEST_ID, exchange.id.clone());
-    let mut response = exchange.run(next.run(request)).await;
+/// Adds the request's id and [`Authentication`], and completes its response.
+pub async fn finish(
+    State((state, listener)): State<(AppState, Listener)>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let (mut parts, body) = request.into_parts();
+    let path = parts.extensions.get::<MatchedPath>().map_or("other", MatchedPath::as_str);
+    let head: Authentication = state.authenticator().head(listener, &parts);
+    let exchange = Exchange::begin(&parts, path, &head);
+    // For handlers that include the id in their response.
+    parts.headers.insert(REQUEST_ID, exchange.id.clone());
+    parts.extensions.insert(head);
+    let mut response = exchange.run(next.run(Request::from_parts(parts, body))).await;
     if response.status() == StatusCode::METHOD_NOT_ALLOWED {
         let allow = response.headers().clone();
-        response = ApiError::from(Problem::new(Code::MethodNotAllowed, "see Allow")).into_response();
+        response = ApiError::from(Problem::new(
+            Code::MethodNotAllowed,
+            "this path does not support the method; the Allow header lists those that it does",
+        ))
+        .into_response();
         *response.headers_mut() = allow;
     }
     exchange.end(response)
@@ -46,38 +60,40 @@ pub async fn finish(mut request: Request, next: Next) -> Response {
 #[derive(Debug)]
 pub struct Exchange {
     id: HeaderValue,
-    /// When it began, method and path, if they are logged.
-    line: Option<(Instant, Method, String)>,
-    /// Its span, if it is traced.
+    /// The request's start, method and path; `None` if it is not logged.
+    log_entry: Option<(Instant, Method, String)>,
+    /// The request's span; `None` if it is not traced.
     trace: Option<Trace>,
 }
 
 impl Exchange {
-    /// Gives the request its id; `path` is its route's.
-    pub fn begin<B>(request: &Request<B>, path: &str) -> Self {
-        let line = tracing::enabled!(tracing::Level::DEBUG)
-            .then(|| (Instant::now(), request.method().clone(), request.uri().path().to_owned()));
-        let trace = Trace::of_request(|| format!("{} {path}", request.method()), request.headers());
-        Self { id: request_id(request.headers()), line, trace }
+    /// Starts an exchange with an id; `path` is that of the route. The `traceparent` of an unauthenticated
+    /// caller is ignored: otherwise anyone could have each rejected call recorded.
+    pub fn begin(parts: &request::Parts, path: &str, head: &Authentication) -> Self {
+        let log_entry = tracing::enabled!(tracing::Level::DEBUG)
+            .then(|| (Instant::now(), parts.method.clone(), parts.uri.path().to_owned()));
+        let caller = matches!(head, Ok(Head::Authenticated(_))).then_some(&parts.headers);
+        let trace = Trace::of_request(|| format!("{} {path}", parts.method), caller);
+        Self { id: request_id(&parts.headers), log_entry, trace }
     }
 
-    /// Runs what answers it, as a part of its trace.
+    /// Runs the handler within the request's trace.
     pub fn run<F: Future>(&self, work: F) -> impl Future<Output = F::Output> {
         traces::within(self.trace.as_ref(), work)
     }
 
-    /// Writes out the request's answer: a problem's body, the headers that every answer carries.
+    /// Writes the problem body, logs the request, ends its trace, and sets the common headers.
     pub fn end<B: From<Vec<u8>>>(self, mut response: Response<B>) -> Response<B> {
-        let Self { id, line, trace } = self;
+        let Self { id, log_entry, trace } = self;
         let error = response.extensions_mut().remove::<ApiError>();
-        let told = error.as_ref().map(ApiError::code_and_reason);
+        let cause = error.as_ref().map(ApiError::code_and_reason);
         if let Some(error) = error {
-            write_problem(&mut response, &error.told(id.to_str().unwrap_or_default()));
+            write_problem(&mut response, &error.into_problem(id.to_str().unwrap_or_default()));
         }
-        if let Some((started, method, path)) = line {
+        if let Some((started, method, path)) = log_entry {
             let (status, ms) = (response.status().as_u16(), started.elapsed().as_secs_f64() * 1000.0);
             let request = id.to_str().unwrap_or_default();
-            let (code, reason) = (told.map(|(code, _)| code.as_str()), told.and_then(|(_, reason)| reason));
+            let (code, reason) = (cause.map(|(code, _)| code.as_str()), cause.and_then(|(_, reason)| reason));
             tracing::debug!(request, %method, path, status, code, reason, ms, "answered");
         }
         if let Some(trace) = trace {
@@ -106,18 +122,18 @@ fn write_problem<B: From<Vec<u8>>>(response: &mut Response<B>, problem: &Problem
     }
 }
 
-/// The edge's id for this request, or one of our own.
+/// Returns the edge's id for this request if it is well-formed, otherwise a new one.
 fn request_id(headers: &HeaderMap) -> HeaderValue {
     let given = headers.get(REQUEST_ID);
     let good = given.filter(|value| value.to_str().is_ok_and(|text| text.parse::<UserId>().is_ok()));
-    good.cloned().unwrap_or_else(own_id)
+    good.cloned().unwrap_or_else(generate_id)
 }
 
-/// Drawn once for this process, and counted on from: an id has to be told from others, not to be secret.
-fn own_id() -> HeaderValue {
+/// Returns a new id: a random prefix of this process and a counter. Ids must be unique, not secret.
+fn generate_id() -> HeaderValue {
     static PROCESS: LazyLock<[u8; 8]> = LazyLock::new(|| {
         let mut bytes = [0; 8];
-        // Without randomness the id is only less useful.
+        // Without random bytes ids of several processes may collide, which is tolerable.
         let _ = getrandom::fill(&mut bytes);
         bytes
     });
@@ -128,47 +144,55 @@ fn own_id() -> HeaderValue {
     HeaderValue::try_from(URL_SAFE_NO_PAD.encode(bytes)).unwrap_or(HeaderValue::from_static("none"))
 }
 
-/// Answers the requests that [`admit`] lets in.
-pub async fn limited(
+/// Forwards requests of authenticated callers if [`admit`] accepts them.
+pub async fn limit_concurrency(
     State((state, permits)): State<(AppState, Arc<Semaphore>)>,
     request: Request,
     next: Next,
 ) -> Response {
-    match admit(&state, &permits) {
+    let admitted = head(request.extensions()).map_err(ApiError::from);
+    match admitted.and_then(|head| admit(&state, &permits, head)) {
         Ok(_permit) => next.run(request).await,
         Err(error) => error.into_response(),
     }
 }
 
-/// Lets in as many requests at once as core takes, none before it may serve; of the others, nothing is tried.
-pub fn admit<'a>(state: &AppState, permits: &'a Semaphore) -> Result<SemaphorePermit<'a>, ApiError> {
+/// Admits a request if core is serving and a permit is free; a rejected request has had no effect. Requests
+/// that can only be authenticated with their body have separate permits, so that unauthenticated callers
+/// cannot use up the ordinary ones.
+pub fn admit<'a>(
+    state: &'a AppState,
+    permits: &'a Semaphore,
+    head: &Head,
+) -> Result<SemaphorePermit<'a>, ApiError> {
     if !state.is_serving() {
-        let starts = Problem::new(Code::Unavailable, "core is starting; nothing was tried");
+        let starts = Problem::new(Code::Unavailable, "core is starting; the request was not processed");
         return Err(ApiError::because("starting", starts));
     }
+    let permits = match head {
+        Head::Authenticated(_) => permits,
+        Head::NeedsBody => state.unproven_permits(),
+    };
     permits.try_acquire().map_err(|_| {
         ApiError::because("requests", Problem::new(Code::Overloaded, "too many requests at once"))
     })
 }
 
-/// Answers in time: [`ANSWER_TIMEOUT`] from the request's head on. For calls without a body.
-pub async fn answered_in_time(request: Request, next: Next) -> Response {
+/// Applies [`ANSWER_TIMEOUT`] from the request's head on, for calls without a body.
+pub async fn limit_answer_time(request: Request, next: Next) -> Response {
     let answer = tokio::time::timeout(ANSWER_TIMEOUT, next.run(request)).await;
-    answer.unwrap_or_else(|_| late().into_response())
+    answer.unwrap_or_else(|_| answer_timed_out().into_response())
 }
 
-/// The answer in time, once what comes before it is there: a body, or something to answer.
+/// Applies [`ANSWER_TIMEOUT`] to `answer` only, for handlers that first wait for a body or for an event.
 pub async fn in_time<T>(answer: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
-    tokio::time::timeout(ANSWER_TIMEOUT, answer).await.unwrap_or_else(|_| Err(late()))
+    tokio::time::timeout(ANSWER_TIMEOUT, answer).await.unwrap_or_else(|_| Err(answer_timed_out()))
 }
 
-fn late() -> ApiError {
-    let late =
-        Problem::new(Code::Unavailable, "no answer in time: whether it was done is unknown, ask again");
-    ApiError::because("timeout", late)
-}
-
-/// A path that no route has.
-pub async fn not_found() -> ApiError {
-    Problem::new(Code::NotFound, "no such path").into()
+fn answer_timed_out() -> ApiError {
+    let problem = Problem::new(
+        Code::Unavailable,
+        "no answer in time; whether the request took effect is unknown: try again",
+    );
+    ApiError::because("timeout", problem)
 }

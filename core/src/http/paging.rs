@@ -1,4 +1,4 @@
-//! Lists by pages.
+//! Paging of lists.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -12,41 +12,24 @@ use serde::de::DeserializeOwned;
 const PAGE_DEFAULT: u32 = 100;
 const PAGE_MAX: u32 = 1000;
 
-/// The query of a list: its page.
-#[derive(Debug, Deserialize, utoipa::IntoParams)]
+/// The query parameters of a list.
+#[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PageQuery {
-    /// The most items of a page, 1 to 1000; 100 when left out.
-    limit: Option<u32>,
-    /// The `next_cursor` of the page before.
+    /// The maximum number of items on a page, 1 to 1000; 100 if absent.
+    pub(super) limit: Option<u32>,
+    /// The `next_cursor` of the previous page.
     pub(super) cursor: Option<String>,
 }
 
-impl PageQuery {
-    /// Reads the query of `uri`.
-    pub fn parse(uri: &Uri) -> Result<Self, Problem> {
-        parse_query(uri)
-    }
-
-    /// The page's size, checked.
-    pub(super) fn limit(&self) -> Result<u32, Problem> {
-        page_size(self.limit)
-    }
-
-    /// Where the page begins.
-    pub(super) fn after<T: Default + FromStr<Err: Display>>(&self) -> Result<T, Problem> {
-        page_begin(self.cursor.as_deref())
-    }
-}
-
-/// Reads the query of `uri`.
+/// Parses the query of `uri`.
 pub(super) fn parse_query<T: DeserializeOwned>(uri: &Uri) -> Result<T, Problem> {
     let Query(query) =
         Query::<T>::try_from_uri(uri).map_err(|error| Problem::invalid("query", error.body_text()))?;
     Ok(query)
 }
 
-/// A page's size, checked: `limit`, or 100 when left out.
+/// Returns the checked page size: `limit`, or 100 if absent.
 pub(super) fn page_size(limit: Option<u32>) -> Result<u32, Problem> {
     match limit.unwrap_or(PAGE_DEFAULT) {
         limit @ 1..=PAGE_MAX => Ok(limit),
@@ -54,8 +37,15 @@ pub(super) fn page_size(limit: Option<u32>) -> Result<u32, Problem> {
     }
 }
 
-/// Where a page begins: behind `cursor`, or with the first item.
+/// Returns the position where a page begins: after `cursor`, or at the first item.
 pub(super) fn page_begin<T: Default + FromStr<Err: Display>>(cursor: Option<&str>) -> Result<T, Problem> {
-    let after = cursor.map(str::parse).transpose().map_err(|why| Problem::invalid("cursor", why))?;
-    Ok(after.unwrap_or_default())
+    Ok(optional("cursor", cursor)?.unwrap_or_default())
+}
+
+/// Parses the query's `field`, if it is present.
+pub(super) fn optional<T: FromStr<Err: Display>>(
+    field: &'static str,
+    text: Option<&str>,
+) -> Result<Option<T>, Problem> {
+    text.map(str::parse).transpose().map_err(|why| Problem::invalid(field, why))
 }

@@ -1,4 +1,4 @@
-//! Whether who has called is still there.
+//! Detects that a caller has closed its connection.
 
 use std::future::pending;
 use std::os::fd::AsFd as _;
@@ -11,15 +11,15 @@ use tokio::net::TcpStream;
 pub struct Peer(Option<Arc<TcpStream>>);
 
 impl Peer {
-    /// Of `stream`, by a descriptor of its own: who serves the connection does not look at it while a call is answered. Without a
-    /// descriptor left nothing is known of the peer.
+    /// Watches `stream` through a separate descriptor, because hyper does not read the connection while a
+    /// call is answered. If no descriptor is left, a close is not detected.
     pub fn of(stream: &TcpStream) -> Self {
         let own = stream.as_fd().try_clone_to_owned();
         Self(own.and_then(|own| TcpStream::from_std(own.into())).ok().map(Arc::new))
     }
 
-    /// Waits until it has closed its side: it is gone, or wants no more than the answer to what it has sent. For ever where that
-    /// cannot be told, as when it has sent its next call already.
+    /// Waits until the peer closes its side, because it is gone or expects only the current response. Never
+    /// returns if a close cannot be detected, for example because the peer has already sent its next call.
     pub async fn closes(&self) {
         let Some(stream) = &self.0 else { return pending().await };
         if let Ok(1..) = stream.peek(&mut [0]).await {

@@ -1,14 +1,14 @@
-//! Every call, by who makes it: the one list of which both the listeners and the OpenAPI document are made.
+//! All calls, by caller: the single list behind both the listeners and the OpenAPI document.
 
 use axum::middleware::from_fn;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::middleware::answered_in_time;
+use super::middleware::limit_answer_time;
 use super::state::AppState;
 use super::{admin, internal};
 
-/// Calls of the edge and of back ends.
+/// Returns the calls of the edge and of back ends.
 pub fn internal_routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::new()
         .routes(routes!(internal::claims::look_up))
@@ -16,12 +16,13 @@ pub fn internal_routes() -> OpenApiRouter<AppState> {
         .routes(routes!(internal::claims::return_units))
         .routes(routes!(internal::campaigns::show))
         .routes(routes!(internal::users::show))
-        .layer(from_fn(answered_in_time))
+        .layer(from_fn(limit_answer_time))
         .routes(routes!(internal::claims::claim))
         .routes(routes!(internal::claim_batches::claim))
+        .routes(routes!(internal::refusals::report))
 }
 
-/// Calls of admins.
+/// Returns the calls of admins.
 pub fn admin_routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::new()
         .routes(routes!(admin::campaigns::list))
@@ -37,22 +38,25 @@ pub fn admin_routes() -> OpenApiRouter<AppState> {
         .routes(routes!(admin::webhooks::enable))
         .routes(routes!(admin::webhooks::rotate_secret))
         .routes(routes!(admin::webhooks::deliveries))
-        .layer(from_fn(answered_in_time))
-        // These have a body to wait for first.
+        .layer(from_fn(limit_answer_time))
+        // These calls first wait for a body.
         .routes(routes!(admin::campaigns::create))
         .routes(routes!(admin::campaigns::update))
         .routes(routes!(admin::additions::add))
         .routes(routes!(admin::replication::show, admin::replication::change))
+        .routes(routes!(admin::user_ids::show, admin::user_ids::change))
         .routes(routes!(admin::webhooks::list, admin::webhooks::create))
-        // It waits for the receiver.
+        // This call waits for the receiver.
         .routes(routes!(admin::webhooks::test))
-        // These may go through a whole campaign.
+        // These calls may read a whole campaign.
         .routes(routes!(admin::campaigns::warm_up))
         .routes(routes!(admin::imports::import))
+        .routes(routes!(admin::codes::add, admin::codes::count))
+        .routes(routes!(admin::report::show))
         .routes(routes!(admin::reconciliation::compare, admin::reconciliation::repair))
 }
 
-/// Calls of admins that may wait for long, on places of their own.
-pub fn waiting_routes() -> OpenApiRouter<AppState> {
+/// Returns the calls of admins that may wait long and therefore have separate permits.
+pub fn long_poll_routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::new().routes(routes!(admin::feed::list))
 }

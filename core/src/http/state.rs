@@ -1,4 +1,4 @@
-//! What every handler works with.
+//! The state that every handler shares.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,8 +13,10 @@ use crate::credentials::Caller;
 use crate::engine::Engine;
 use crate::engine::health::Health;
 
-/// The most who may watch what is going on at once: each has a connection that stays open.
+/// Maximum number of concurrent live streams; each keeps a connection open.
 const WATCHERS_MAX: usize = 32;
+/// Number of ordinary permits per permit for a request that is authenticated by its body.
+const UNPROVEN_SHARE: usize = 16;
 
 /// Shared by all handlers of a thread; cheap to clone.
 #[derive(Debug, Clone)]
@@ -27,26 +29,30 @@ struct Parts {
     shared: Arc<Shared>,
 }
 
-/// What all threads share.
+/// The part that all threads share.
 #[derive(Debug)]
 struct Shared {
     authenticator: Authenticator,
     metrics: PrometheusHandle,
     concurrency_max: usize,
-    /// A permit for each request that the internal listener may have in progress.
+    /// Permits of the internal listener's requests.
     permits: Arc<Semaphore>,
-    /// Whose turn it is to import.
+    /// Permits of the internal listener's requests that can only be authenticated with their body.
+    unproven_permits: Semaphore,
+    /// Serializes imports.
     import: Mutex<()>,
-    /// A permit for each who may watch what is going on.
+    /// Permits of live streams.
     watchers: Arc<Semaphore>,
     serving: AtomicBool,
-    /// Whether core was told to stop: it goes on for a while, so that its callers can turn to another one.
-    leaving: AtomicBool,
+    /// Whether core is about to stop. A draining core keeps serving for a while, so that callers can move to
+    /// a different core.
+    draining: AtomicBool,
 }
 
 impl AppState {
-    /// For callers that `authenticator` lets in, `concurrency_max` requests at once per listener; `metrics` renders
-    /// `/metrics`. While SQL is away, those who wait for it take up a quarter of the places, and leave the others to claims.
+    /// Creates the state for callers that `authenticator` accepts, with `concurrency_max` requests at once
+    /// per listener. `metrics` renders `/metrics`. At most a quarter of the callers may wait for SQL, so that
+    /// claims continue while SQL is down.
     pub fn new(
         engine: &Engine,
         authenticator: Authenticator,
@@ -58,28 +64,29 @@ impl AppState {
             metrics,
             concurrency_max,
             permits: Arc::new(Semaphore::new(concurrency_max)),
+            unproven_permits: Semaphore::new(concurrency_max.div_ceil(UNPROVEN_SHARE)),
             import: Mutex::default(),
             watchers: Arc::new(Semaphore::new(WATCHERS_MAX)),
             serving: AtomicBool::new(false),
-            leaving: AtomicBool::new(false),
+            draining: AtomicBool::new(false),
         });
         let engine = Arc::new(engine.for_callers(sql_callers_max(concurrency_max)));
         Self(Arc::new(Parts { engine, deadlines: Deadlines::default(), shared }))
     }
 
-    /// The state of another thread: engine and deadlines for that thread, all else the same.
+    /// Returns the state for a further thread: engine and deadlines are its own, everything else is shared.
     #[must_use]
     pub fn for_thread(&self) -> Self {
         let engine = Arc::new(self.0.engine.for_thread());
         Self(Arc::new(Parts { engine, deadlines: Deadlines::default(), shared: Arc::clone(&self.0.shared) }))
     }
 
-    /// The engine, for an authenticated caller: without one, no handler reaches it.
+    /// Returns the engine. The parameter proves that the caller was authenticated.
     pub(super) fn engine(&self, _caller: &Caller) -> &Arc<Engine> {
         &self.0.engine
     }
 
-    /// The deadlines of those who wait on this thread.
+    /// Returns this thread's deadlines.
     pub(super) fn deadlines(&self) -> &Deadlines {
         &self.0.deadlines
     }
@@ -88,72 +95,85 @@ impl AppState {
         &self.0.engine.health
     }
 
+    /// Returns why this core refused user ids within the last minute.
+    pub(super) fn user_ids_refused(&self) -> Option<String> {
+        self.0.engine.user_ids.last_rejection()
+    }
+
     pub(super) fn authenticator(&self) -> &Authenticator {
         &self.0.shared.authenticator
     }
 
-    /// Everything that core counts, and the state of campaigns and servers, as Prometheus' text.
+    /// Returns all metrics, with the state of campaigns and servers, in Prometheus' text format.
     pub(super) fn metrics(&self) -> String {
-        self.0.shared.metrics.render() + &self.0.engine.measures()
+        self.0.shared.metrics.render() + &self.0.engine.measures.text()
     }
 
     pub(super) fn concurrency_max(&self) -> usize {
         self.0.shared.concurrency_max
     }
 
-    /// The most callers that may wait for SQL at once.
+    /// Returns how many callers may wait for SQL at once.
     pub(super) fn sql_callers_max(&self) -> usize {
         sql_callers_max(self.concurrency_max())
     }
 
-    /// The permits for the internal listener's requests, on whichever thread.
+    /// Returns the permits of the internal listener's requests, shared by all threads.
     pub(super) fn permits(&self) -> &Arc<Semaphore> {
         &self.0.shared.permits
     }
 
-    /// Waits for this core's one place for an import.
+    /// Returns the permits of the internal listener's requests that can only be authenticated with their body.
+    pub(super) fn unproven_permits(&self) -> &Semaphore {
+        &self.0.shared.unproven_permits
+    }
+
+    /// Waits until no other import runs on this core, and blocks further imports until the guard is dropped.
     pub(super) async fn import_turn(&self) -> MutexGuard<'_, ()> {
         self.0.shared.import.lock().await
     }
 
-    /// A place to watch from, for as long as it is held.
+    /// Takes a permit for a live stream.
     ///
     /// # Errors
-    /// `overloaded` while as many watch as may.
-    pub(super) fn watcher_place(&self) -> Result<OwnedSemaphorePermit, Problem> {
-        let places = Arc::clone(&self.0.shared.watchers);
-        places.try_acquire_owned().map_err(|_| Problem::new(Code::Overloaded, "as many watch as may"))
+    /// `overloaded` if all permits are taken.
+    pub(super) fn watcher_permit(&self) -> Result<OwnedSemaphorePermit, Problem> {
+        let permits = Arc::clone(&self.0.shared.watchers);
+        permits
+            .try_acquire_owned()
+            .map_err(|_| Problem::new(Code::Overloaded, "too many dashboards are open"))
     }
 
-    /// Lets requests in, or no more of them: only a core that may serve its database with its Redis takes any.
+    /// Sets whether requests are admitted. Core admits them only while it may serve its database with its Redis.
     pub fn set_serving(&self, serving: bool) {
         self.0.shared.serving.store(serving, Ordering::Release);
     }
 
-    /// Ends all waits for the feed and all watching, since core stops; whether requests are let in until then.
+    /// Ends all waits for the feed and all live streams, because core stops; `serving` is whether it still
+    /// admits requests.
     pub fn stop(&self, serving: bool) {
         self.set_serving(serving);
-        self.0.engine.feed_watch.end();
+        self.0.engine.feed.watch.end();
         self.0.engine.live.end();
     }
 
-    /// Whether requests are let in.
+    /// Returns whether requests are admitted.
     pub fn is_serving(&self) -> bool {
         self.0.shared.serving.load(Ordering::Acquire)
     }
 
-    /// Takes core out of the balancers' and its clients' lists, while it still answers all that comes in.
-    pub fn leave(&self) {
-        self.0.shared.leaving.store(true, Ordering::Release);
+    /// Makes load balancers and clients move away, while core still answers all requests.
+    pub fn drain(&self) {
+        self.0.shared.draining.store(true, Ordering::Release);
     }
 
-    /// Whether core is about to stop.
-    pub fn is_leaving(&self) -> bool {
-        self.0.shared.leaving.load(Ordering::Acquire)
+    /// Returns whether core is about to stop.
+    pub fn is_draining(&self) -> bool {
+        self.0.shared.draining.load(Ordering::Acquire)
     }
 }
 
-/// Of `concurrency_max` callers, those that may wait for SQL at once.
+/// Returns how many of `concurrency_max` callers may wait for SQL at once.
 fn sql_callers_max(concurrency_max: usize) -> usize {
     (concurrency_max / 4).max(1)
 }

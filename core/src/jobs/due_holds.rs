@@ -1,4 +1,4 @@
-//! Which campaigns have holds to give back, and when.
+//! A queue of campaigns with holds, ordered by the due time of the next hold.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -6,47 +6,47 @@ use std::time::Duration;
 use claimgate_shared::CampaignId;
 use tokio::time::Instant;
 
-/// The shortest time between two sweeps of one campaign.
+/// The minimum time between two sweeps of one campaign.
 const SWEEP_PAUSE: Duration = Duration::from_secs(1);
 
-/// When each campaign's next hold falls due.
+/// The due time of each campaign's next hold.
 #[derive(Debug, Default)]
 pub(super) struct DueHolds {
     due: BTreeSet<(Instant, CampaignId)>,
-    /// Each campaign's place in `due`.
-    at: HashMap<CampaignId, Instant>,
-    /// The earliest time at which a campaign is swept again.
-    pauses: HashMap<CampaignId, Instant>,
+    /// The due time under which each campaign is in `due`.
+    due_at: HashMap<CampaignId, Instant>,
+    /// Campaigns that were just swept, with the earliest time of their next sweep.
+    paused_until: HashMap<CampaignId, Instant>,
 }
 
 impl DueHolds {
-    /// Records that a hold of `id` falls due at `at`; the earliest counts.
+    /// Records that a hold of `id` falls due at `at`. Only the earliest due time of a campaign is kept.
     pub(super) fn expect(&mut self, id: CampaignId, at: Instant) {
-        let at = self.pauses.get(&id).map_or(at, |pause| at.max(*pause));
-        if let Some(earlier) = self.at.get(&id) {
+        let at = self.paused_until.get(&id).map_or(at, |until| at.max(*until));
+        if let Some(earlier) = self.due_at.get(&id) {
             if *earlier <= at {
                 return;
             }
             self.due.remove(&(*earlier, id.clone()));
         }
-        self.at.insert(id.clone(), at);
+        self.due_at.insert(id.clone(), at);
         self.due.insert((at, id));
     }
 
-    /// When the first hold of all campaigns falls due.
+    /// Returns the earliest due time of all campaigns.
     pub(super) fn first(&self) -> Option<Instant> {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// Takes a campaign whose holds are due at `now`; it is not taken again within [`SWEEP_PAUSE`].
+    /// Removes and returns a campaign with a hold due at `now`. It is not due again within [`SWEEP_PAUSE`].
     pub(super) fn take_due(&mut self, now: Instant) -> Option<CampaignId> {
         if self.first()? > now {
             return None;
         }
         let (_, id) = self.due.pop_first()?;
-        self.at.remove(&id);
-        self.pauses.retain(|_, until| *until > now);
-        self.pauses.insert(id.clone(), now + SWEEP_PAUSE);
+        self.due_at.remove(&id);
+        self.paused_until.retain(|_, until| *until > now);
+        self.paused_until.insert(id.clone(), now + SWEEP_PAUSE);
         Some(id)
     }
 }
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn a_campaign_is_swept_when_its_first_hold_falls_due_and_then_not_for_a_second() {
+    fn a_campaign_falls_due_with_its_earliest_hold() {
         let mut holds = DueHolds::default();
         let now = Instant::now();
         holds.expect(id("a"), now + Duration::from_millis(300));
@@ -70,10 +70,10 @@ mod tests {
         assert_eq!(holds.take_due(now), None);
         let due = now + Duration::from_millis(100);
         assert_eq!(holds.take_due(due), Some(id("a")));
-        assert_eq!(holds.first(), None, "one place a campaign");
+        assert_eq!(holds.first(), None, "each campaign is queued once");
         holds.expect(id("a"), due);
         assert_eq!(holds.first(), Some(due + SWEEP_PAUSE));
         holds.expect(id("b"), due);
-        assert_eq!(holds.take_due(due), Some(id("b")), "one campaign's pause does not hold up another's");
+        assert_eq!(holds.take_due(due), Some(id("b")), "the pause of one campaign does not delay another");
     }
 }

@@ -1,78 +1,97 @@
-//! Group commit: where the database has one writer, the batches of campaigns that wait for it are committed together. With
-//! many campaigns of few claims each, most of a transaction's cost is its own and the disk's, not its rows'.
+//! Group commit: where the database has one writer, queued batches of several campaigns share a transaction.
+//! If many campaigns have few claims each, the fixed cost of a transaction and its sync exceeds the cost of
+//! the rows.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use claimgate_shared::{CampaignId, Timestamp};
+use parking_lot::Mutex;
 use tokio::sync::oneshot::{self, error::TryRecvError};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout};
 
+use crate::domain::codes::CodesOfClaim;
 use crate::store::redis::outbox::OutboxBatch;
 use crate::store::sql::{Batch, EntryOrder, OutboxWriteError, SqlStore};
 
-/// The longest a transaction may take.
+/// The time limit of a transaction.
 const COMMIT_MAX: Duration = Duration::from_secs(10);
-/// Batches are added to a group that has fewer events than this, some 200 ms of SQLite. A batch has as many at most.
+/// Number of events from which a group takes no further batches. SQLite takes about 200 ms for this number. A
+/// single batch never has more events.
 const EVENTS_MAX: usize = 32_768;
 
-/// Why a batch was not committed.
+/// The reason why a batch was not committed.
 #[derive(Debug, thiserror::Error)]
 pub enum CommitError {
-    /// SQL did not write it.
+    /// SQL did not write the batch.
     #[error(transparent)]
     Write(#[from] OutboxWriteError),
-    /// SQL did not commit in time: whether it has is unknown.
+    /// SQL did not answer in time; the commit may have taken effect.
     #[error("SQL did not commit within {} s", COMMIT_MAX.as_secs())]
     Slow,
-    /// The transaction that it shared with another campaign's batch failed.
+    /// The transaction was shared with another campaign's batch, and failed.
     #[error("the transaction that it shared with other campaigns failed")]
     Shared,
 }
 
 impl CommitError {
-    /// Whether it may be one batch's fault: the others can be written without it.
+    /// Returns true if a single batch may be the cause. The other batches can then be written without that
+    /// batch.
     fn is_of_one_batch(&self) -> bool {
         use OutboxWriteError::{Constraint, NoCampaign, OutOfOrder};
         matches!(self, Self::Write(Constraint(_) | NoCampaign | OutOfOrder))
     }
 }
 
-/// Commits batches, together where that does not make one campaign wait for another's row.
+/// Commits batches. Groups batches of several campaigns only if no campaign then waits for the row lock of a
+/// different campaign.
 #[derive(Debug)]
 pub struct GroupCommit {
     sql: SqlStore,
-    waiting: Mutex<VecDeque<Waiting>>,
-    /// As many transactions at once as SQL can take: one that hangs must not hold up the others.
+    queue: Mutex<VecDeque<QueuedBatch>>,
+    /// One permit for each concurrent transaction. PostgreSQL has several, so that a transaction that hangs
+    /// does not block the rest.
     turns: Semaphore,
-    /// The most campaigns in one transaction: PostgreSQL locks rows, of which one may be held by another core.
+    /// Maximum number of campaigns in one transaction: 1 on PostgreSQL, where another core may hold a row's
+    /// lock.
     campaigns_max: usize,
 }
 
+/// A batch in the queue, and the channel that returns its result.
 #[derive(Debug)]
-struct Waiting {
+struct QueuedBatch {
     campaign: CampaignId,
     batch: Arc<OutboxBatch>,
-    done: oneshot::Sender<Result<(), CommitError>>,
+    done: oneshot::Sender<Result<Vec<CodesOfClaim>, CommitError>>,
 }
 
-/// The writer's place, and what was written by it.
+/// A batch that was committed.
 #[derive(Debug)]
-pub struct Turn<'a> {
+pub struct Committed<'a> {
+    /// The turn if the caller wrote the batch itself, possibly with batches of other callers; `None` if
+    /// another caller wrote the batch.
+    pub turn: Option<WriterTurn<'a>>,
+    /// The codes of the batch's granted claims that have all of them.
+    pub codes: Vec<CodesOfClaim>,
+}
+
+/// A caller's turn to write, and the totals of all batches written during the turn.
+#[derive(Debug)]
+pub struct WriterTurn<'a> {
     _permit: SemaphorePermit<'a>,
-    /// When the first transaction began.
+    /// When the turn began.
     pub began: Instant,
-    /// Events written.
+    /// Number of events written.
     pub events: usize,
-    /// Batches written, of one campaign each.
+    /// Number of batches written. Each batch has entries of one campaign.
     pub batches: u32,
     oldest: Option<Timestamp>,
 }
 
-impl Turn<'_> {
-    /// For how long the oldest entry that was written had waited at `now`; zero by a clock that is behind.
+impl WriterTurn<'_> {
+    /// Returns the age at `now` of the oldest entry written; zero if the clock is behind Redis' clock.
     pub fn age(&self, now: Timestamp) -> Duration {
         let ms = self.oldest.map_or(0, |oldest| now.as_ms() - oldest.as_ms());
         Duration::from_millis(u64::try_from(ms).unwrap_or(0))
@@ -80,85 +99,86 @@ impl Turn<'_> {
 }
 
 impl GroupCommit {
-    /// Commits to `sql`.
+    /// Creates a group commit that writes to `sql`.
     pub fn new(sql: SqlStore) -> Self {
         let turns = Semaphore::new(sql.writers_max());
         let campaigns_max = if sql.is_sqlite() { usize::MAX } else { 1 };
-        Self { sql, waiting: Mutex::default(), turns, campaigns_max }
+        Self { sql, queue: Mutex::default(), turns, campaigns_max }
     }
 
-    /// Commits a campaign's batch; returns the turn of a caller who has written it, and perhaps others', itself. A campaign
-    /// may wait with one batch at a time.
+    /// Commits a campaign's batch. A campaign may have one batch in the queue at a time.
     ///
     /// # Errors
-    /// Those of [`CommitError`]. The same batch can be committed again.
+    /// After any error, it is safe to retry the same batch.
     pub async fn commit(
         &self,
         campaign: &CampaignId,
         batch: Arc<OutboxBatch>,
-    ) -> Result<Option<Turn<'_>>, CommitError> {
+    ) -> Result<Committed<'_>, CommitError> {
         let (done, mut mine) = oneshot::channel();
-        self.waiting().push_back(Waiting { campaign: campaign.clone(), batch, done });
+        self.queue.lock().push_back(QueuedBatch { campaign: campaign.clone(), batch, done });
         // The semaphore is never closed.
         let permit = self.turns.acquire().await.map_err(|_| CommitError::Shared)?;
-        let mut turn = Turn { _permit: permit, began: Instant::now(), events: 0, batches: 0, oldest: None };
+        let mut turn =
+            WriterTurn { _permit: permit, began: Instant::now(), events: 0, batches: 0, oldest: None };
         loop {
             match mine.try_recv() {
-                Ok(written) => return written.map(|()| (turn.events > 0).then_some(turn)),
+                Ok(written) => {
+                    return written.map(|codes| Committed { turn: (turn.events > 0).then_some(turn), codes });
+                }
                 Err(TryRecvError::Closed) => return Err(CommitError::Shared),
                 Err(TryRecvError::Empty) => {}
             }
             let group = self.take_group();
             if group.is_empty() {
-                // Another turn has it.
-                return mine.await.unwrap_or(Err(CommitError::Shared)).map(|()| None);
+                // Another caller took this batch into its group.
+                let written = mine.await.unwrap_or(Err(CommitError::Shared));
+                return written.map(|codes| Committed { turn: None, codes });
             }
-            turn.events += group.iter().map(|waiting| waiting.batch.events()).sum::<usize>();
+            turn.events += group.iter().map(|queued| queued.batch.events()).sum::<usize>();
             turn.batches += u32::try_from(group.len()).unwrap_or(u32::MAX);
-            turn.oldest = group.iter().filter_map(|waiting| waiting.batch.oldest()).chain(turn.oldest).min();
+            turn.oldest = group.iter().filter_map(|queued| queued.batch.oldest()).chain(turn.oldest).min();
             self.write(group).await;
         }
     }
 
-    fn waiting(&self) -> std::sync::MutexGuard<'_, VecDeque<Waiting>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The batches that have waited longest, as many as one transaction takes.
-    fn take_group(&self) -> Vec<Waiting> {
-        let mut waiting = self.waiting();
-        // A caller that has gone does not know whether its batch was written: it is read again.
-        waiting.retain(|waiting| !waiting.done.is_closed());
-        let mut group: Vec<Waiting> = Vec::new();
+    /// Removes the oldest batches from the queue, up to the limits of one transaction.
+    fn take_group(&self) -> Vec<QueuedBatch> {
+        let mut queue = self.queue.lock();
+        // A caller that gave up does not learn whether its batch was written, so it rereads those entries.
+        queue.retain(|queued| !queued.done.is_closed());
+        let mut group: Vec<QueuedBatch> = Vec::new();
         let mut events = 0;
         while group.len() < self.campaigns_max && events < EVENTS_MAX {
-            let Some(next) = waiting.pop_front() else { break };
+            let Some(next) = queue.pop_front() else { break };
             events += next.batch.events();
             group.push(next);
         }
         group
     }
 
-    async fn write(&self, group: Vec<Waiting>) {
+    async fn write(&self, group: Vec<QueuedBatch>) {
         let batches: Vec<Batch<'_>> =
-            group.iter().map(|waiting| (&waiting.campaign, &waiting.batch.entries[..])).collect();
+            group.iter().map(|queued| (&queued.campaign, &queued.batch.entries[..])).collect();
         let mut written = self.transaction(&batches).await;
-        let alone = group.len() > 1 && written.as_ref().is_err_and(CommitError::is_of_one_batch);
-        for waiting in group {
-            let of_this = if alone {
-                self.transaction(&[(&waiting.campaign, &waiting.batch.entries)]).await
-            } else if written.is_ok() {
-                Ok(())
+        let one_by_one = group.len() > 1 && written.as_ref().is_err_and(CommitError::is_of_one_batch);
+        for (at, queued) in group.into_iter().enumerate() {
+            let result = if one_by_one {
+                let alone = self.transaction(&[(&queued.campaign, &queued.batch.entries)]).await;
+                alone.map(|codes| codes.into_iter().flatten().collect())
             } else {
-                // The first is told why.
-                std::mem::replace(&mut written, Err(CommitError::Shared))
+                match &mut written {
+                    Ok(codes) => Ok(codes.get_mut(at).map(std::mem::take).unwrap_or_default()),
+                    // Only the first caller gets the cause.
+                    Err(cause) => Err(std::mem::replace(cause, CommitError::Shared)),
+                }
             };
-            // A caller that has gone reads its batch again.
-            let _ = waiting.done.send(of_this);
+            // A caller that gave up rereads its batch.
+            let _ = queued.done.send(result);
         }
     }
 
-    async fn transaction(&self, batches: &[Batch<'_>]) -> Result<(), CommitError> {
+    async fn transaction(&self, batches: &[Batch<'_>]) -> Result<Vec<Vec<CodesOfClaim>>, CommitError> {
         let written = timeout(COMMIT_MAX, self.sql.write_entries(batches, EntryOrder::Following)).await;
         Ok(written.map_err(|_| CommitError::Slow)??)
     }
@@ -179,43 +199,43 @@ mod tests {
     use crate::domain::event::{ClaimEvent, OutboxEntry};
     use crate::store::sql::Change;
 
-    /// SQL with these campaigns.
+    /// Creates a SQLite store with these campaigns.
     async fn sql_with(campaigns: &[&str]) -> (SqlStore, TempDir) {
         let directory = tempfile::tempdir().unwrap();
         let sql = SqlStore::open(&sqlite_url(&directory.path().join("claimgate.sqlite"))).await.unwrap();
         for id in campaigns {
             let body =
                 format!(r#"{{"id":"{id}","name":"{id}","starts_at":"2020-01-01T00:00:00Z","limits":{{}}}}"#);
-            let campaign = NewCampaign::parse(body.as_bytes(), clock::now()).unwrap();
+            let campaign = NewCampaign::parse(body.as_bytes()).unwrap().created_at(clock::now()).unwrap();
             sql.create(&campaign, Change { who: "test", what: "create", at: clock::now() }).await.unwrap();
         }
         (sql, directory)
     }
 
-    /// One grant as the `place`th claim of a campaign, within `total`.
-    fn grant(place: u64, total: u64) -> Arc<OutboxBatch> {
+    /// Returns a batch with one grant, which has the sequence number `sequence` within `total`.
+    fn grant(sequence: u64, total: u64) -> Arc<OutboxBatch> {
         let at = Timestamp::from_ms(1_750_000_000_000).unwrap();
         let claim = ClaimRecord {
             digest: [7; 16],
             status: ClaimStatus::Granted,
             revision: 1,
             quantity: 1,
-            sequence: place,
+            sequence,
             claimed_at: at,
             expires_at: None,
             day: 20_000,
         };
         let event = ClaimEvent {
-            user: format!("user{place}").parse().unwrap(),
+            user: format!("user{sequence}").parse().unwrap(),
             claim,
             updated_at: at,
             limit_at_decision: Some(total),
-            cumulative_taken: Some(place),
+            cumulative_taken: Some(sequence),
         };
         let entry = OutboxEntry {
-            id: format!("1-{place}"),
+            id: format!("1-{sequence}"),
             epoch: Epoch::default(),
-            // The campaign's first event, whatever place it was given.
+            // Always the campaign's first event, regardless of the sequence number.
             count: 1,
             events: vec![event],
             by: None,
@@ -224,55 +244,59 @@ mod tests {
         Arc::new(OutboxBatch { entries: vec![entry], malformed: vec![] })
     }
 
-    async fn claims_of(sql: &SqlStore, campaign: &str) -> u64 {
+    async fn claim_count(sql: &SqlStore, campaign: &str) -> u64 {
         sql.totals(&campaign.parse().unwrap()).await.unwrap().claims
     }
 
-    /// Commits the batches of campaigns that all wait at once; who got a turn, and what each was told.
+    /// Commits batches that are all queued at once. Returns each caller's result: the events it wrote, or its
+    /// error.
     async fn commit_at_once(
         commits: &GroupCommit,
         batches: &[(&str, Arc<OutboxBatch>)],
     ) -> Vec<Result<usize, CommitError>> {
         let all = batches.iter().map(|(campaign, batch)| async move {
             let committed = commits.commit(&campaign.parse().unwrap(), Arc::clone(batch)).await;
-            committed.map(|turn| turn.map_or(0, |turn| turn.events))
+            committed.map(|committed| committed.turn.map_or(0, |turn| turn.events))
         });
         let another = commits.turns.acquire().await;
         let mut all = Box::pin(join_all(all));
-        assert!((&mut all).now_or_never().is_none(), "they wait for their turn");
+        assert!((&mut all).now_or_never().is_none(), "all are queued");
         drop(another);
         all.await
     }
 
     #[tokio::test]
-    async fn campaigns_that_wait_are_committed_by_the_first_of_them() {
+    async fn queued_campaigns_are_committed_by_the_first_caller() {
         let (sql, _directory) = sql_with(&["one", "two", "three"]).await;
         let commits = GroupCommit::new(sql.clone());
         let batches = ["one", "two", "three"].map(|campaign| (campaign, grant(1, 10)));
-        let told = commit_at_once(&commits, &batches).await;
-        assert!(matches!(told[..], [Ok(3), Ok(0), Ok(0)]), "{told:?}");
+        let results = commit_at_once(&commits, &batches).await;
+        assert!(matches!(results[..], [Ok(3), Ok(0), Ok(0)]), "{results:?}");
         for campaign in ["one", "two", "three"] {
-            assert_eq!(claims_of(&sql, campaign).await, 1);
+            assert_eq!(claim_count(&sql, campaign).await, 1);
         }
     }
 
     #[tokio::test]
-    async fn a_batch_that_sql_refuses_keeps_none_of_the_others() {
+    async fn a_batch_that_sql_refuses_does_not_block_the_others() {
         let (sql, _directory) = sql_with(&["one", "two", "three"]).await;
         let commits = GroupCommit::new(sql.clone());
         let batches =
             [("one", grant(1, 10)), ("two", grant(11, 10)), ("none", grant(1, 10)), ("three", grant(1, 10))];
-        let told = commit_at_once(&commits, &batches).await;
-        assert!(matches!(told[0], Ok(4)) && matches!(told[3], Ok(0)), "{told:?}");
-        assert!(matches!(told[1], Err(CommitError::Write(OutboxWriteError::Constraint(_)))), "{told:?}");
-        assert!(matches!(told[2], Err(CommitError::Write(OutboxWriteError::NoCampaign))), "{told:?}");
+        let results = commit_at_once(&commits, &batches).await;
+        assert!(matches!(results[0], Ok(4)) && matches!(results[3], Ok(0)), "{results:?}");
+        assert!(
+            matches!(results[1], Err(CommitError::Write(OutboxWriteError::Constraint(_)))),
+            "{results:?}"
+        );
+        assert!(matches!(results[2], Err(CommitError::Write(OutboxWriteError::NoCampaign))), "{results:?}");
         for (campaign, claims) in [("one", 1), ("two", 0), ("three", 1)] {
-            assert_eq!(claims_of(&sql, campaign).await, claims, "{campaign}");
+            assert_eq!(claim_count(&sql, campaign).await, claims, "{campaign}");
         }
     }
 
     #[tokio::test]
-    async fn a_batch_waits_for_the_events_before_it() {
+    async fn a_batch_is_refused_until_earlier_events_are_written() {
         let (sql, _directory) = sql_with(&["one"]).await;
         let commits = GroupCommit::new(sql.clone());
         let id = "one".parse().unwrap();
@@ -280,32 +304,32 @@ mod tests {
         Arc::get_mut(&mut second).unwrap().entries[0].count = 2;
         let early = commits.commit(&id, Arc::clone(&second)).await;
         assert!(matches!(early, Err(CommitError::Write(OutboxWriteError::OutOfOrder))), "{early:?}");
-        assert_eq!(claims_of(&sql, "one").await, 0);
+        assert_eq!(claim_count(&sql, "one").await, 0);
         drop(commits.commit(&id, first).await.unwrap());
         drop(commits.commit(&id, second).await.unwrap());
-        assert_eq!(claims_of(&sql, "one").await, 2);
+        assert_eq!(claim_count(&sql, "one").await, 2);
     }
 
     #[tokio::test]
-    async fn what_a_caller_that_has_gone_was_waiting_with_is_not_written() {
+    async fn the_batch_of_a_caller_that_gave_up_is_not_written() {
         let (sql, _directory) = sql_with(&["one", "two"]).await;
         let commits = GroupCommit::new(sql.clone());
         let ids = ["one", "two"].map(|id| id.parse::<CampaignId>().unwrap());
         let first = commits.turns.acquire().await.unwrap();
         let mut gone = Box::pin(commits.commit(&ids[0], grant(1, 10)));
-        assert!((&mut gone).now_or_never().is_none(), "it waits for its turn");
+        assert!((&mut gone).now_or_never().is_none(), "it is queued");
         drop((gone, first));
-        assert_eq!(commits.commit(&ids[1], grant(1, 10)).await.unwrap().unwrap().events, 1);
-        assert_eq!((claims_of(&sql, "one").await, claims_of(&sql, "two").await), (0, 1));
+        assert_eq!(commits.commit(&ids[1], grant(1, 10)).await.unwrap().turn.unwrap().events, 1);
+        assert_eq!((claim_count(&sql, "one").await, claim_count(&sql, "two").await), (0, 1));
     }
 
     #[tokio::test]
-    async fn a_turn_is_as_old_as_the_oldest_entry_written() {
+    async fn the_age_of_a_turn_is_that_of_its_oldest_entry() {
         let (sql, _directory) = sql_with(&["one"]).await;
         let commits = GroupCommit::new(sql);
-        let turn = commits.commit(&"one".parse().unwrap(), grant(1, 10)).await.unwrap().unwrap();
+        let turn = commits.commit(&"one".parse().unwrap(), grant(1, 10)).await.unwrap().turn.unwrap();
         let at = |ms: i64| Timestamp::from_ms(1_750_000_000_000 + ms).unwrap();
         assert_eq!(turn.age(at(3000)), Duration::from_secs(3));
-        assert_eq!(turn.age(at(-500)), Duration::ZERO, "by a clock that is behind");
+        assert_eq!(turn.age(at(-500)), Duration::ZERO, "the clock is behind");
     }
 }

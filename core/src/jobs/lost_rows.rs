@@ -1,10 +1,11 @@
-//! Detects that SQL has lost claims that it once had, as after a failover to a copy that lagged behind.
+//! Detects that SQL has lost claims, for example after a failover to a standby that lagged behind.
 //!
-//! Each time SQL has come back, every campaign's rows are summed up once and compared with what Redis has counted: each
-//! event raises one claim's revision by one, so the sums tell how much is missing. Where that could be hidden by events on
-//! their way to SQL, the campaign is compared again when none is. So are those of a campaign that goes on as it was on a
-//! promoted server. An older copy of the database is repaired by the maintenance; rows that are missing beside that an operator
-//! may have deleted: these are only reported.
+//! Each time SQL becomes available again, the revisions in the rows of every campaign are added up and
+//! compared with the sum in Redis. Each event raises the revision of one claim by one, so the difference is
+//! the number of missing events. Events in flight to SQL can hide a loss; such a campaign is compared again
+//! once no events are in flight. A campaign adopted from a promoted Redis server is compared as well. If the
+//! database is an older copy, the maintenance job repairs it. Any other missing rows may have been deleted by
+//! an operator, so they are only reported.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,81 +16,93 @@ use tokio::time::sleep;
 
 use crate::domain::campaign::Campaign;
 use crate::engine::Engine;
-use crate::engine::handle::CampaignHandle;
+use crate::engine::campaign::handle::CampaignHandle;
 use crate::metrics;
-use crate::store::redis::survey::Look;
+use crate::store::redis::survey::CampaignSnapshot;
 use crate::store::sql::SqlError;
 
-/// After how long the campaigns are compared that could not be.
+/// Retry delay for campaigns that could not be compared.
 const RETRY: Duration = Duration::from_secs(10);
-/// Campaigns that Redis is asked for at once.
-const AT_ONCE: usize = 50;
+/// Number of campaigns in one survey of Redis.
+const SURVEY_SIZE: usize = 50;
 
 /// A campaign to be compared.
-struct Due {
+struct PendingComparison {
     handle: Arc<CampaignHandle>,
-    /// Whether events on their way to SQL may have hidden a loss: it is compared again once none is.
+    /// Whether events in flight to SQL may have hidden a loss. The campaign is compared again once no events
+    /// are in flight.
     was_busy: bool,
 }
 
-impl From<Arc<CampaignHandle>> for Due {
+impl From<Arc<CampaignHandle>> for PendingComparison {
     fn from(handle: Arc<CampaignHandle>) -> Self {
         Self { handle, was_busy: false }
     }
 }
 
-/// Compares all campaigns whenever `returns` changes, and each that was adopted.
-pub(super) async fn look_for(engine: &Engine, mut returns: watch::Receiver<u64>) {
+/// Compares all campaigns whenever `returns` changes, and compares each campaign that is adopted from a
+/// promoted server.
+pub(super) async fn detect(engine: &Engine, mut returns: watch::Receiver<u64>) {
     let adopted = &engine.registry.notices().adopted;
-    let mut left = Vec::new();
+    let mut remaining = Vec::new();
     loop {
         tokio::select! {
             returned = returns.changed() => match returned {
-                Ok(()) => left = engine.registry.all().into_iter().map(Due::from).collect(),
+                Ok(()) => remaining = engine.registry.all().into_iter().map(PendingComparison::from).collect(),
                 Err(_) => return,
             },
             () = adopted.arrived() => {
-                left.extend(adopted.take().iter().filter_map(|id| engine.registry.get(id)).map(Due::from));
+                remaining.extend(
+                    adopted
+                        .take()
+                        .iter()
+                        .filter_map(|id| engine.registry.get(id))
+                        .map(PendingComparison::from),
+                );
             }
-            () = sleep(RETRY), if !left.is_empty() => {}
+            () = sleep(RETRY), if !remaining.is_empty() => {}
         }
-        left = compare_all(engine, left).await;
+        remaining = compare_all(engine, remaining).await;
     }
 }
 
-/// Compares `campaigns`; returns those that are to be compared again.
-async fn compare_all(engine: &Engine, mut campaigns: Vec<Due>) -> Vec<Due> {
-    let mut left = Vec::new();
+/// Compares `campaigns`. Returns those that must be compared again.
+async fn compare_all(engine: &Engine, mut campaigns: Vec<PendingComparison>) -> Vec<PendingComparison> {
+    let mut remaining = Vec::new();
     while !campaigns.is_empty() {
-        let some = campaigns.drain(..AT_ONCE.min(campaigns.len())).collect();
-        if let Err(error) = compare(engine, some, &mut left).await {
-            tracing::warn!(%error, "cannot look for rows that SQL may have lost yet");
-            left.append(&mut campaigns);
+        let some = campaigns.drain(..SURVEY_SIZE.min(campaigns.len())).collect();
+        if let Err(error) = compare(engine, some, &mut remaining).await {
+            tracing::warn!(%error, "cannot check yet whether SQL has lost rows");
+            remaining.append(&mut campaigns);
         }
     }
-    left
+    remaining
 }
 
-/// Compares campaigns; adds those to `left` that are to be compared again.
-async fn compare(engine: &Engine, campaigns: Vec<Due>, left: &mut Vec<Due>) -> Result<(), SqlError> {
-    let rules: Vec<_> = campaigns.iter().map(|due| due.handle.campaign()).collect();
+/// Compares campaigns. Adds those that must be compared again to `remaining`.
+async fn compare(
+    engine: &Engine,
+    campaigns: Vec<PendingComparison>,
+    remaining: &mut Vec<PendingComparison>,
+) -> Result<(), SqlError> {
+    let rules: Vec<_> = campaigns.iter().map(|pending| pending.handle.campaign()).collect();
     let targets: Vec<_> =
-        campaigns.iter().zip(&rules).map(|(due, campaign)| due.handle.target(campaign)).collect();
-    let looks = match engine.sync.redis.survey(&targets).await {
-        Ok(looks) => looks,
+        campaigns.iter().zip(&rules).map(|(pending, campaign)| pending.handle.target(campaign)).collect();
+    let snapshots = match engine.stores.redis.survey(&targets).await {
+        Ok(snapshots) => snapshots,
         Err(error) => {
             tracing::debug!(%error, "campaigns are not compared with SQL yet");
-            left.extend(campaigns);
+            remaining.extend(campaigns);
             return Ok(());
         }
     };
-    let mut pairs = campaigns.into_iter().zip(looks);
-    while let Some((mut due, look)) = pairs.next() {
-        match compare_one(engine, &mut due, look).await {
-            Ok(again) => left.extend(again.then_some(due)),
+    let mut pairs = campaigns.into_iter().zip(snapshots);
+    while let Some((mut pending, snapshot)) = pairs.next() {
+        match compare_one(engine, &mut pending, snapshot).await {
+            Ok(compare_again) => remaining.extend(compare_again.then_some(pending)),
             Err(error) => {
-                left.push(due);
-                left.extend(pairs.map(|(due, _)| due));
+                remaining.push(pending);
+                remaining.extend(pairs.map(|(pending, _)| pending));
                 return Err(error);
             }
         }
@@ -97,43 +110,51 @@ async fn compare(engine: &Engine, campaigns: Vec<Due>, left: &mut Vec<Due>) -> R
     Ok(())
 }
 
-/// Compares one campaign by what Redis says of it; returns whether it is to be compared again.
-async fn compare_one(engine: &Engine, due: &mut Due, look: Option<Look>) -> Result<bool, SqlError> {
-    let Some(look) = look else { return Ok(true) };
-    if !look.ready {
+/// Compares one campaign with its snapshot from Redis. Returns true if it must be compared again.
+async fn compare_one(
+    engine: &Engine,
+    pending: &mut PendingComparison,
+    snapshot: Option<CampaignSnapshot>,
+) -> Result<bool, SqlError> {
+    let Some(snapshot) = snapshot else { return Ok(true) };
+    if !snapshot.ready {
         return Ok(false);
     }
-    if due.was_busy && look.backlog > 0 {
+    if pending.was_busy && snapshot.backlog > 0 {
         return Ok(true);
     }
-    if is_older_copy(engine, &due.handle, &look).await? {
-        // The maintenance writes again what it lacks.
-        due.handle.suspect_sql();
+    if is_older_copy(engine, &pending.handle, &snapshot).await? {
+        // The maintenance job restores the missing rows.
+        pending.handle.suspect_sql_loss();
         return Ok(false);
     }
-    let lost = report_lost(engine, &due.handle.campaign().id, &look).await?;
-    due.was_busy = lost == 0 && look.backlog > 0;
-    Ok(due.was_busy)
+    let lost = report_lost(engine, &pending.handle.campaign().id, &snapshot).await?;
+    pending.was_busy = lost == 0 && snapshot.backlog > 0;
+    Ok(pending.was_busy)
 }
 
-/// Whether the database is an older copy, by the campaign's row: it lacks a version of the rules, or events that it once had.
-/// Rows that were deleted by hand do not show there.
-async fn is_older_copy(engine: &Engine, handle: &CampaignHandle, look: &Look) -> Result<bool, SqlError> {
-    // Asked after Redis, SQL can only have come further.
-    let row = engine.sync.sql.campaign(&handle.campaign().id).await?;
-    let relayed = look.events.saturating_sub(look.backlog);
-    let lacks = |row: &Campaign| row.version < look.version || row.high_water_mark.events < relayed;
+/// Returns true if the campaign's row shows that the database is an older copy: the row lacks a version of
+/// the rules, or events that were once relayed. Rows deleted by hand have no effect on this check.
+async fn is_older_copy(
+    engine: &Engine,
+    handle: &CampaignHandle,
+    snapshot: &CampaignSnapshot,
+) -> Result<bool, SqlError> {
+    // SQL is read after Redis, so an intact database has at least what the snapshot shows.
+    let row = engine.stores.sql.campaign(&handle.campaign().id).await?;
+    let relayed = snapshot.events.saturating_sub(snapshot.backlog);
+    let lacks = |row: &Campaign| row.version < snapshot.version || row.high_water_mark.events < relayed;
     Ok(handle.is_ahead_of(row.as_ref()) || row.as_ref().is_some_and(lacks))
 }
 
-/// Reports how many events of a campaign SQL has lost at least, and returns that: of those that wait for it some may be there
-/// already.
-async fn report_lost(engine: &Engine, id: &CampaignId, look: &Look) -> Result<u64, SqlError> {
-    // Asked after Redis, SQL can only have come further.
-    let totals = engine.sync.sql.totals(id).await?;
-    let lost = look.revisions.saturating_sub(look.backlog + totals.revisions);
+/// Reports and returns the minimum number of events that SQL has lost. Some of the backlog may already be in
+/// SQL, so the loss may be larger.
+async fn report_lost(engine: &Engine, id: &CampaignId, snapshot: &CampaignSnapshot) -> Result<u64, SqlError> {
+    // SQL is read after Redis, so an intact database has at least what the snapshot shows.
+    let totals = engine.stores.sql.totals(id).await?;
+    let lost = snapshot.revisions.saturating_sub(snapshot.backlog + totals.revisions);
     if lost > 0 {
-        metrics::lost_events(lost);
+        metrics::LOST.add(lost);
         tracing::error!(campaign = %id, lost, "SQL has lost claims that Redis holds: run `claimgate reconcile {id} --repair`");
     }
     Ok(lost)

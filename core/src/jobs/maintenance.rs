@@ -1,12 +1,12 @@
-//! Maintains campaigns: one task for each that is not ready, a few at once, each with a back-off of its own; and for
-//! those at rest a periodic look, many in one pipeline of reads.
+//! Maintains campaigns. A campaign that is not ready gets its own task, with its own backoff; a few tasks run
+//! at once. Idle campaigns are polled in surveys, each of which reads many campaigns in one pipeline.
 //!
-//! The look finds what a campaign at rest may need: holds that fall due, entries that a dead core has left in the outbox,
-//! the end of its time in Redis, keys that are gone. This core's own decisions notify the maintenance sooner.
+//! A survey finds pending work on idle campaigns: holds that fall due, entries that a dead core left in the
+//! outbox, a pending eviction, and lost keys. This core's own decisions notify the maintenance job without
+//! waiting for a survey.
 //!
-//! Looks are few each second, however many campaigns there are: a round through 10,000 takes five minutes. The first round
-//! after a start, or after a new connection, is quick; and campaigns of which something is known that may not wait are looked
-//! at each second.
+//! The number of campaigns read per second is fixed: a round through 10,000 campaigns takes five minutes. The
+//! first round after a start or a new connection is quick. Urgent campaigns are read every second.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -21,162 +21,163 @@ use super::Backoff;
 use super::due_holds::DueHolds;
 use crate::domain::counters::Generation;
 use crate::domain::not_ready::NotReadyReason;
-use crate::engine::handle::CampaignHandle;
-use crate::engine::recovery::{Recovered, Recovery, RecoveryError};
-use crate::engine::registry::CampaignRegistry;
-use crate::engine::sync::{CampaignSync, SyncError};
+use crate::engine::campaign::handle::CampaignHandle;
+use crate::engine::campaign::registry::CampaignRegistry;
+use crate::engine::error::{RecoveryError, StoreError};
+use crate::engine::lifecycle::recovery::{Recovered, Recovery};
+use crate::engine::stores::Stores;
 use crate::metrics;
 use crate::store::redis::RedisStoreError;
-use crate::store::redis::survey::Look;
+use crate::store::redis::survey::CampaignSnapshot;
 
-/// How often some campaigns are looked at.
+/// The time between two surveys.
 const TICK: Duration = Duration::from_millis(250);
-/// Campaigns looked at in each tick: 32 a second, which is 160 reads.
-const LOOKS: usize = 8;
-/// The same in a quick round: at least so many, and more when it would otherwise take more than [`TICKS_MAX`] ticks, 10 s.
-const QUICK_LOOKS: usize = 50;
-const TICKS_MAX: usize = 40;
-/// Campaigns that may not wait for their turn are looked at once in this number of ticks, each second.
-const TICKS_A_SECOND: u64 = 4;
-/// The most of these at once.
+/// Number of campaigns read in each tick of a regular round: 32 campaigns a second, which is 160 reads.
+const PER_TICK: usize = 8;
+/// Minimum number of campaigns read in each tick of a quick round. With many campaigns the number is higher,
+/// so that the round ends within [`QUICK_TICKS_MAX`] ticks, which is 10 s.
+const QUICK_PER_TICK_MIN: usize = 50;
+const QUICK_TICKS_MAX: usize = 40;
+/// Number of ticks between two reads of the urgent campaigns.
+const TICKS_PER_SECOND: u64 = 4;
+/// Maximum number of urgent campaigns in one survey.
 const URGENT_MAX: usize = 1000;
-/// From then on the relay is not just at work on a campaign: SQL lags behind.
+/// Time after which a campaign in the relay counts as stuck, because SQL is lagging.
 const STUCK: Duration = Duration::from_secs(1);
-/// The age from which on the oldest entry of an outbox may have been read by a core that went away.
-const LEFTOVER_AGE: Duration = Duration::from_secs(5);
-/// Campaigns worked on at once: what they wait for is mostly replicas and commits, which many can share. Loads are fewer.
+/// Age from which an outbox's oldest entry may have been read by a core that died.
+const ABANDONED_AGE: Duration = Duration::from_secs(5);
+/// Maximum number of campaigns worked on at once. Most of this work waits for replicas and commits, which
+/// several tasks share. Loads have a lower limit.
 const WORK_MAX: usize = 16;
-/// Campaigns swept at once.
+/// Maximum number of concurrent sweeps.
 const SWEEPS_MAX: usize = 8;
-/// The longest that one campaign may be worked on before it is left to the next try: a load takes 15 s for a million claims.
+/// The time limit of one try to make a campaign ready. Loading a million claims takes 15 s.
 const WORK_TIME_MAX: Duration = Duration::from_secs(600);
-/// The longest that giving back one campaign's due holds may take; the next sweep goes on with it.
+/// The time limit of one sweep, which expires a campaign's due holds. The next sweep continues with the rest.
 const SWEEP_TIME_MAX: Duration = Duration::from_secs(5);
-/// How often the eviction of a campaign that is over is tried.
-const LEAVE_PAUSE: Duration = Duration::from_secs(5);
-const PAUSE_MIN: Duration = Duration::from_millis(100);
-const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// The minimum time between two tries to evict the same campaign.
+const EVICT_PAUSE: Duration = Duration::from_secs(5);
+const BACKOFF_MIN: Duration = Duration::from_millis(100);
+const BACKOFF_MAX: Duration = Duration::from_secs(5);
 
 /// Maintains all campaigns of this core.
 #[derive(Debug)]
 pub struct Maintenance {
     recovery: Arc<Recovery>,
-    /// Campaigns in maintenance: those being worked on, waiting for a place, or in their back-off.
-    patients: HashMap<CampaignId, Patient>,
-    waiting: VecDeque<CampaignId>,
-    resting: BTreeSet<(Instant, CampaignId)>,
-    work: JoinSet<Result<Recovered, WorkError>>,
-    at_work: HashMap<task::Id, CampaignId>,
+    /// Campaigns in maintenance: each campaign is being worked on, queued, or backing off.
+    campaigns: HashMap<CampaignId, MaintainedCampaign>,
+    queue: VecDeque<CampaignId>,
+    backing_off: BTreeSet<(Instant, CampaignId)>,
+    work: JoinSet<Result<Recovered, MaintenanceError>>,
+    campaign_of_task: HashMap<task::Id, CampaignId>,
     holds: DueHolds,
-    sweeps: JoinSet<(CampaignId, Result<(), WorkError>)>,
-    /// Campaigns yet to be looked at in this round.
+    sweeps: JoinSet<(CampaignId, Result<(), MaintenanceError>)>,
+    /// Campaigns still to be read in this round.
     round: Vec<Arc<CampaignHandle>>,
-    looks_a_tick: usize,
-    /// Whether this round is a quick one, and the next.
+    per_tick: usize,
+    /// Whether this round is quick, and whether the next round is.
     is_quick: bool,
     quick_next: bool,
-    /// The newest connection seen.
+    /// The newest connection to Redis in any snapshot.
     newest: Generation,
-    /// Campaigns yet to be looked at out of turn.
+    /// Urgent campaigns still to be read, ahead of the round.
     urgent: Vec<CampaignId>,
-    /// The look in progress, one at a time: a server that is silent holds up the next one, but nothing else.
-    looks: JoinSet<Looked>,
-    /// Whether the last look failed.
-    blind: bool,
-    /// Campaigns whose outbox has entries, and when the oldest was written.
+    /// The survey in progress, one at a time. A server that does not answer delays only the next survey.
+    survey: JoinSet<Survey>,
+    /// Whether the last survey failed.
+    survey_failed: bool,
+    /// Campaigns with outbox entries, and the time at which the oldest was written.
     lagging: HashMap<CampaignId, Timestamp>,
-    /// Campaigns with an empty outbox though some of their events were never acknowledged.
-    deleted: HashMap<CampaignId, Deleted>,
-    /// Campaigns whose eviction was tried, and until when it is not tried again.
-    leaving: HashMap<CampaignId, Instant>,
+    /// Campaigns with an empty outbox although some of their events were never acknowledged.
+    deleted: HashMap<CampaignId, DeletedEvents>,
+    /// The earliest time of the next try to evict each campaign whose eviction was tried.
+    eviction_retry_at: HashMap<CampaignId, Instant>,
 }
 
-/// Campaigns, and what a look at them showed, in their order.
-type Looked = (Vec<Arc<CampaignHandle>>, Result<Vec<Option<Look>>, RedisStoreError>);
+/// The campaigns of a survey, and a snapshot of each in the same order.
+type Survey = (Vec<Arc<CampaignHandle>>, Result<Vec<Option<CampaignSnapshot>>, RedisStoreError>);
 
 /// A campaign in maintenance.
 #[derive(Debug)]
-struct Patient {
+struct MaintainedCampaign {
     backoff: Backoff,
-    /// What was last logged: why work on it failed.
-    told: String,
+    /// The reason of the last failure that was logged.
+    last_logged: String,
 }
 
-impl Default for Patient {
+impl Default for MaintainedCampaign {
     fn default() -> Self {
-        Self { backoff: Backoff::new(PAUSE_MIN, PAUSE_MAX), told: String::new() }
+        Self { backoff: Backoff::new(BACKOFF_MIN, BACKOFF_MAX), last_logged: String::new() }
     }
 }
 
-impl Patient {
-    /// Logs that work on the campaign has failed: once as long as the reason stays the same.
-    fn log_failed(&mut self, id: &CampaignId, error: &WorkError) {
+impl MaintainedCampaign {
+    /// Logs that work on the campaign failed. The log level is a warning only if the reason has changed.
+    fn log_failed(&mut self, id: &CampaignId, error: &MaintenanceError) {
         let why = error.to_string();
-        if why == self.told {
+        if why == self.last_logged {
             tracing::debug!(campaign = %id, why, "still not ready");
         } else {
-            tracing::warn!(campaign = %id, why, "cannot be made ready yet; trying again");
-            self.told = why;
+            tracing::warn!(campaign = %id, why, "cannot be made ready yet; retrying");
+            self.last_logged = why;
         }
     }
 }
 
-/// Why work on a campaign failed.
 #[derive(Debug, thiserror::Error)]
-enum WorkError {
+enum MaintenanceError {
     #[error(transparent)]
     Recovery(#[from] RecoveryError),
-    #[error(transparent)]
-    Sync(#[from] SyncError),
-    #[error("not done in time")]
+    #[error("timed out")]
     Slow,
-    #[error("its task broke off: {0}")]
-    Broken(JoinError),
+    #[error("its task failed: {0}")]
+    TaskFailed(JoinError),
 }
 
-/// Events that are in no outbox and were never acknowledged.
+/// Events that were never acknowledged but are no longer in the outbox.
 #[derive(Debug, Default)]
-struct Deleted {
-    /// The backlog and the sum of revisions when the outbox was last seen empty.
+struct DeletedEvents {
+    /// The backlog and the sum of revisions in the last snapshot with an empty outbox.
     last: (u64, u64),
-    /// How many were told.
-    told: u64,
+    /// The number of events reported so far.
+    reported: u64,
 }
 
-impl Deleted {
-    /// Whether the next look may show that there are more than were told.
-    fn is_untold(&self) -> bool {
-        self.last.0 > self.told
+impl DeletedEvents {
+    /// Returns true if the next snapshot may confirm events that are not reported yet.
+    fn needs_confirmation(&self) -> bool {
+        self.last.0 > self.reported
     }
 }
 
 impl Maintenance {
-    /// The maintenance of the campaigns of `recovery`.
+    /// Creates the maintenance job for all campaigns of `recovery`.
     pub fn new(recovery: Arc<Recovery>) -> Self {
         Self {
             recovery,
-            patients: HashMap::new(),
-            waiting: VecDeque::new(),
-            resting: BTreeSet::new(),
+            campaigns: HashMap::new(),
+            queue: VecDeque::new(),
+            backing_off: BTreeSet::new(),
             work: JoinSet::new(),
-            at_work: HashMap::new(),
+            campaign_of_task: HashMap::new(),
             holds: DueHolds::default(),
             sweeps: JoinSet::new(),
             round: Vec::new(),
-            looks_a_tick: 0,
+            per_tick: 0,
             is_quick: false,
             quick_next: true,
             newest: Generation::default(),
             urgent: Vec::new(),
-            looks: JoinSet::new(),
-            blind: false,
+            survey: JoinSet::new(),
+            survey_failed: false,
             lagging: HashMap::new(),
             deleted: HashMap::new(),
-            leaving: HashMap::new(),
+            eviction_retry_at: HashMap::new(),
         }
     }
 
-    /// Maintains all campaigns until `stop` turns true. Work in progress is then abandoned: it may stop anywhere.
+    /// Maintains all campaigns until `stop` turns true. Work in progress is then dropped, which is safe at
+    /// any point.
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
         tokio::select! {
             () = self.maintain_all() => {}
@@ -187,7 +188,7 @@ impl Maintenance {
     async fn maintain_all(&mut self) {
         let campaigns = Arc::clone(&self.recovery.registry);
         let notices = campaigns.notices();
-        let redis = Arc::clone(&self.recovery.sync.redis);
+        let redis = Arc::clone(&self.recovery.stores.redis);
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut tick = 0;
@@ -195,7 +196,7 @@ impl Maintenance {
             for id in notices.maintenance.take() {
                 self.admit(id);
             }
-            for id in notices.asked_for.take() {
+            for id in notices.requested.take() {
                 self.prefer(id);
             }
             for id in notices.holds.take() {
@@ -204,19 +205,19 @@ impl Maintenance {
             self.begin_work();
             self.begin_sweeps();
             tokio::select! {
-                _ = ticks.tick(), if self.looks.is_empty() => {
+                _ = ticks.tick(), if self.survey.is_empty() => {
                     tick += 1;
-                    self.begin_look(tick);
+                    self.begin_survey(tick);
                 }
-                Some(looked) = self.looks.join_next() => self.looked(looked),
+                Some(done) = self.survey.join_next() => self.finish_survey(done),
                 () = notices.maintenance.arrived() => {}
-                () = notices.asked_for.arrived() => {}
-                () = redis.usable() => self.wake_all(),
+                () = notices.requested.arrived() => {}
+                () = redis.wait_until_usable() => self.wake_all(),
                 () = notices.holds.arrived() => {}
-                () = until(self.resting.first().map(|(at, _)| *at)) => {}
+                () = until(self.backing_off.first().map(|(at, _)| *at)) => {}
                 () = until(self.holds.first()), if self.sweeps.len() < SWEEPS_MAX => {}
-                Some(done) = self.work.join_next_with_id() => self.discharge(done),
-                Some(done) = self.sweeps.join_next() => self.swept(done.ok()),
+                Some(done) = self.work.join_next_with_id() => self.finish_work(done),
+                Some(done) = self.sweeps.join_next() => self.finish_sweep(done.ok()),
             }
         }
     }
@@ -225,79 +226,80 @@ impl Maintenance {
         &self.recovery.registry
     }
 
-    /// Adds a campaign to those in maintenance, unless it is one already.
+    /// Puts a campaign into maintenance, unless it is there already.
     fn admit(&mut self, id: CampaignId) {
-        if !self.patients.contains_key(&id) {
-            self.patients.insert(id.clone(), Patient::default());
-            self.waiting.push_back(id);
+        if !self.campaigns.contains_key(&id) {
+            self.campaigns.insert(id.clone(), MaintainedCampaign::default());
+            self.queue.push_back(id);
         }
     }
 
-    /// Lets a campaign that a caller has asked for go before others that wait.
+    /// Moves a campaign that a caller has requested to the front of the queue.
     fn prefer(&mut self, id: CampaignId) {
         self.admit(id.clone());
-        if let Some(place) = self.waiting.iter().position(|waiting| *waiting == id) {
-            self.waiting.remove(place);
-            self.waiting.push_front(id);
+        if let Some(index) = self.queue.iter().position(|queued| *queued == id) {
+            self.queue.remove(index);
+            self.queue.push_front(id);
         }
     }
 
-    /// Ends all back-offs: what was tried in vain may succeed now.
+    /// Ends all backoffs: Redis is usable again, so failed work may succeed now.
     fn wake_all(&mut self) {
-        for (_, id) in std::mem::take(&mut self.resting) {
-            if let Some(patient) = self.patients.get_mut(&id) {
-                patient.backoff = Backoff::new(PAUSE_MIN, PAUSE_MAX);
+        for (_, id) in std::mem::take(&mut self.backing_off) {
+            if let Some(state) = self.campaigns.get_mut(&id) {
+                state.backoff = Backoff::new(BACKOFF_MIN, BACKOFF_MAX);
             }
-            self.waiting.push_back(id);
+            self.queue.push_back(id);
         }
     }
 
-    /// Gives free places to campaigns that wait, and to those whose back-off is over.
+    /// Starts work on queued campaigns, up to the limit. Campaigns whose backoff is over join the queue
+    /// first.
     fn begin_work(&mut self) {
         let now = Instant::now();
-        while self.resting.first().is_some_and(|(at, _)| *at <= now) {
-            self.waiting.extend(self.resting.pop_first().map(|(_, id)| id));
+        while self.backing_off.first().is_some_and(|(at, _)| *at <= now) {
+            self.queue.extend(self.backing_off.pop_first().map(|(_, id)| id));
         }
         while self.work.len() < WORK_MAX
-            && let Some(id) = self.waiting.pop_front()
+            && let Some(id) = self.queue.pop_front()
         {
             let Some(handle) = self.registry().get(&id) else {
-                self.patients.remove(&id);
+                self.campaigns.remove(&id);
                 continue;
             };
             let recovery = Arc::clone(&self.recovery);
             let task = self.work.spawn(async move {
                 let worked = timeout(WORK_TIME_MAX, recovery.maintain(&handle)).await;
-                worked.map_or(Err(WorkError::Slow), |result| result.map_err(WorkError::from))
+                worked.map_or(Err(MaintenanceError::Slow), |result| result.map_err(MaintenanceError::from))
             });
-            self.at_work.insert(task.id(), id);
+            self.campaign_of_task.insert(task.id(), id);
         }
     }
 
-    /// Handles the end of the work on a campaign: it is done, or tried again after a back-off.
-    fn discharge(&mut self, done: Result<(task::Id, Result<Recovered, WorkError>), JoinError>) {
+    /// Handles the result of the work on a campaign. Failed work is retried after a backoff.
+    fn finish_work(&mut self, done: Result<(task::Id, Result<Recovered, MaintenanceError>), JoinError>) {
         let (task, result) = match done {
             Ok(done) => done,
-            Err(error) => (error.id(), Err(WorkError::Broken(error))),
+            Err(error) => (error.id(), Err(MaintenanceError::TaskFailed(error))),
         };
-        let Some(id) = self.at_work.remove(&task) else { return };
+        let Some(id) = self.campaign_of_task.remove(&task) else { return };
         let Some(handle) = self.registry().get(&id) else {
-            self.patients.remove(&id);
+            self.campaigns.remove(&id);
             return;
         };
-        if let (Err(error), Some(patient)) = (&result, self.patients.get_mut(&id)) {
-            patient.log_failed(&id, error);
+        if let (Err(error), Some(state)) = (&result, self.campaigns.get_mut(&id)) {
+            state.log_failed(&id, error);
         }
         if matches!(result, Ok(Recovered::Ready | Recovered::Loaded(_) | Recovered::Adopted)) {
-            handle.maintained();
-            // A call that found it not ready before `maintained` has sent no notice.
+            handle.maintenance_done();
+            // A call that found the campaign not ready before `maintenance_done` did not send another notice.
             if handle.is_ready() || handle.campaign().evicted.is_some() {
-                self.patients.remove(&id);
+                self.campaigns.remove(&id);
                 return;
             }
         }
-        if let Some(patient) = self.patients.get_mut(&id) {
-            self.resting.insert((Instant::now() + patient.backoff.failed(), id));
+        if let Some(state) = self.campaigns.get_mut(&id) {
+            self.backing_off.insert((Instant::now() + state.backoff.failed(), id));
         }
     }
 
@@ -308,7 +310,8 @@ impl Maintenance {
         }
     }
 
-    /// Gives back the holds that are due. The script does so before each claim; this is for campaigns at rest.
+    /// Starts to expire due holds. The claim script expires them before each claim, so sweeps are for idle
+    /// campaigns.
     fn begin_sweeps(&mut self) {
         while self.sweeps.len() < SWEEPS_MAX
             && let Some(id) = self.holds.take_due(Instant::now())
@@ -320,46 +323,51 @@ impl Maintenance {
             }
             let recovery = Arc::clone(&self.recovery);
             self.sweeps.spawn(async move {
-                let swept = timeout(SWEEP_TIME_MAX, sweep(&recovery.sync, &handle)).await;
-                (id, swept.map_or(Err(WorkError::Slow), |result| result.map_err(WorkError::from)))
+                let swept = timeout(SWEEP_TIME_MAX, sweep(&recovery.stores, &handle)).await;
+                (
+                    id,
+                    swept.map_or(Err(MaintenanceError::Slow), |result| {
+                        result.map_err(|error| MaintenanceError::Recovery(error.into()))
+                    }),
+                )
             });
         }
     }
 
-    /// Handles the end of a sweep: the next look shows whether more is due.
-    fn swept(&mut self, done: Option<(CampaignId, Result<(), WorkError>)>) {
+    /// Handles the result of a sweep, and schedules the next one if more holds will fall due.
+    fn finish_sweep(&mut self, done: Option<(CampaignId, Result<(), MaintenanceError>)>) {
         match done {
             Some((id, Ok(()))) => self.expect_hold(id),
-            Some((id, Err(error))) => tracing::debug!(%error, campaign = %id, "holds are not given back yet"),
+            Some((id, Err(error))) => tracing::debug!(%error, campaign = %id, "cannot expire due holds yet"),
             None => {}
         }
     }
 
-    /// Begins to look at the next campaigns of the round, and each second at those that may not wait for their turn.
-    fn begin_look(&mut self, tick: u64) {
+    /// Starts a survey of the next campaigns of the round and, every second, of urgent ones.
+    fn begin_survey(&mut self, tick: u64) {
         if self.round.is_empty() {
             self.begin_round();
         }
-        let rest = self.round.len().saturating_sub(self.looks_a_tick);
+        let rest = self.round.len().saturating_sub(self.per_tick);
         let mut campaigns = self.round.split_off(rest);
-        let is_second = tick.is_multiple_of(TICKS_A_SECOND);
+        let is_second = tick.is_multiple_of(TICKS_PER_SECOND);
         let mut urgent = if is_second { self.next_urgent() } else { Vec::new() };
         let recovery = Arc::clone(&self.recovery);
-        self.looks.spawn(async move {
+        self.survey.spawn(async move {
             if is_second {
-                urgent.extend(looks_wanted(&recovery).await);
+                urgent.extend(requested_checks(&recovery).await);
             }
-            let mut looked_at: HashSet<_> =
+            let mut included: HashSet<_> =
                 campaigns.iter().map(|handle| handle.campaign().id.clone()).collect();
-            urgent.retain(|id| looked_at.insert(id.clone()));
+            urgent.retain(|id| included.insert(id.clone()));
             campaigns.extend(urgent.iter().filter_map(|id| recovery.registry.get(id)));
             campaigns.retain(|handle| handle.campaign().evicted.is_none());
             let rules: Vec<_> = campaigns.iter().map(|handle| handle.campaign()).collect();
-            // Read before Redis is asked: Redis may have come further by then, never less far.
+            // The targets are read before the survey, so Redis can only be ahead of them.
             let targets: Vec<_> =
                 campaigns.iter().zip(&rules).map(|(handle, campaign)| handle.target(campaign)).collect();
-            let looks = recovery.sync.redis.survey(&targets).await;
-            (campaigns, looks)
+            let snapshots = recovery.stores.redis.survey(&targets).await;
+            (campaigns, snapshots)
         });
     }
 
@@ -367,146 +375,151 @@ impl Maintenance {
         self.round = self.registry().all();
         self.round.retain(|handle| handle.campaign().evicted.is_none());
         self.is_quick = std::mem::take(&mut self.quick_next);
-        self.looks_a_tick =
-            if self.is_quick { QUICK_LOOKS.max(self.round.len().div_ceil(TICKS_MAX)) } else { LOOKS };
+        self.per_tick = if self.is_quick {
+            QUICK_PER_TICK_MIN.max(self.round.len().div_ceil(QUICK_TICKS_MAX))
+        } else {
+            PER_TICK
+        };
     }
 
-    /// Looks at all campaigns soon: in a quick round that begins now, or after the one in progress.
-    fn hurry(&mut self) {
+    /// Schedules a quick round. It begins now, or after the quick round in progress.
+    fn schedule_quick_round(&mut self) {
         self.quick_next = true;
         if !self.is_quick {
             self.round.clear();
         }
     }
 
-    /// The next campaigns that may not wait for their turn: SQL lacks something of them, or their outbox lacks entries. All of
-    /// them each second, unless they are many.
+    /// Returns the next urgent campaigns, which have events that SQL lacks, or deleted outbox entries. Each
+    /// call returns all urgent campaigns, up to [`URGENT_MAX`].
     fn next_urgent(&mut self) -> Vec<CampaignId> {
         if self.urgent.is_empty() {
             let registry = &self.recovery.registry;
             let handle = |id: &CampaignId| registry.get(id);
-            // What waits for SQL does so whether its campaign is ready or not.
+            // Entries may be pending even if their campaign is not ready.
             self.lagging.retain(|id, _| handle(id).is_some_and(|handle| handle.campaign().evicted.is_none()));
             self.deleted.retain(|id, _| handle(id).is_some_and(|handle| handle.is_in_redis()));
-            let stuck = registry.notices().at_relay.stuck(STUCK);
-            let deleted = self.deleted.iter().filter(|(_, deleted)| deleted.is_untold());
+            let stuck = registry.notices().relays_in_progress.stuck(STUCK);
+            let deleted = self.deleted.iter().filter(|(_, deleted)| deleted.needs_confirmation());
             let known = self.lagging.keys().chain(deleted.map(|(id, _)| id)).cloned();
             self.urgent = stuck.into_iter().chain(known).collect();
         }
         self.urgent.split_off(self.urgent.len().saturating_sub(URGENT_MAX))
     }
 
-    /// Handles the end of a look.
-    fn looked(&mut self, looked: Result<Looked, JoinError>) {
-        let (campaigns, looks) = match looked {
-            Ok(looked) => looked,
-            Err(error) => return tracing::error!(%error, "a look at campaigns at rest broke off"),
+    /// Handles the result of a survey.
+    fn finish_survey(&mut self, done: Result<Survey, JoinError>) {
+        let (campaigns, snapshots) = match done {
+            Ok(survey) => survey,
+            Err(error) => return tracing::error!(%error, "a survey of idle campaigns failed"),
         };
-        self.log_failed_look(&looks);
-        let looks = looks.unwrap_or_default();
-        for (handle, look) in campaigns.iter().zip(&looks) {
-            if let Some(look) = look {
-                self.see(handle, look);
+        self.log_failed_survey(&snapshots);
+        let snapshots = snapshots.unwrap_or_default();
+        for (handle, snapshot) in campaigns.iter().zip(&snapshots) {
+            if let Some(snapshot) = snapshot {
+                self.handle_snapshot(handle, snapshot);
             }
         }
-        if let Some(now) = looks.iter().flatten().map(|look| look.now).max() {
-            self.tell_lag(now);
+        if let Some(now) = snapshots.iter().flatten().map(|snapshot| snapshot.now).max() {
+            self.record_lag(now);
         }
     }
 
-    /// Logs once that campaigns at rest cannot be looked at, until they can be again.
-    fn log_failed_look<T>(&mut self, looks: &Result<T, RedisStoreError>) {
-        if let Err(error) = looks
-            && !self.blind
+    /// Logs that surveys fail, once until a survey succeeds.
+    fn log_failed_survey<T>(&mut self, snapshots: &Result<T, RedisStoreError>) {
+        if let Err(error) = snapshots
+            && !self.survey_failed
         {
-            tracing::warn!(%error, "campaigns at rest are not looked at");
+            tracing::warn!(%error, "cannot survey idle campaigns");
         }
-        self.blind = looks.is_err();
+        self.survey_failed = snapshots.is_err();
     }
 
-    /// Handles the look at one campaign: records what it found, and admits the campaign if it needs work.
-    fn see(&mut self, handle: &Arc<CampaignHandle>, look: &Look) {
+    /// Handles one campaign's snapshot: records it, and notifies the jobs that have work to do.
+    fn handle_snapshot(&mut self, handle: &Arc<CampaignHandle>, snapshot: &CampaignSnapshot) {
         let id = &handle.campaign().id;
-        // Behind a new connection may be another Redis, and what has befallen one campaign may have befallen others.
-        let is_other = look.generation > self.newest && self.newest != Generation::default();
-        if is_other || !look.ready && handle.is_ready() {
-            self.hurry();
+        // A new connection may lead to a different Redis server. If one campaign is damaged, other campaigns
+        // may be damaged as well.
+        let is_other = snapshot.generation > self.newest && self.newest != Generation::default();
+        if is_other || !snapshot.ready && handle.is_ready() {
+            self.schedule_quick_round();
         }
-        self.newest = self.newest.max(look.generation);
-        match look.oldest {
+        self.newest = self.newest.max(snapshot.generation);
+        match snapshot.oldest {
             Some(oldest) => drop(self.lagging.insert(id.clone(), oldest)),
             None => drop(self.lagging.remove(id)),
         }
-        if !look.ready {
+        if !snapshot.ready {
             handle.mark_not_ready(NotReadyReason::Damaged);
             return;
         }
-        // Each campaign is synchronised once on each connection, even if no caller asks for it.
-        if handle.synced_generation() != look.generation || !handle.is_ready() {
-            handle.needs_maintenance();
+        // Each campaign is synchronised once on each connection, even without callers.
+        if handle.synced_generation() != snapshot.generation || !handle.is_ready() {
+            handle.notify_maintenance();
         }
-        handle.record_backlog(look.backlog);
-        self.tell_deleted(id, look);
-        match look.oldest {
-            Some(oldest) if age(oldest, look.now) > LEFTOVER_AGE => handle.has_leftovers(),
-            Some(_) => handle.has_events(),
+        handle.record_backlog(snapshot.backlog);
+        self.report_deleted(id, snapshot);
+        match snapshot.oldest {
+            Some(oldest) if age(oldest, snapshot.now) > ABANDONED_AGE => handle.notify_relay_of_abandoned(),
+            Some(_) => handle.notify_relay(),
             None => {}
         }
-        match look.next_hold {
-            Some(due) => handle.hold_due_in(age(look.now, due)),
-            None => self.try_evict(handle, look, look.now),
+        match snapshot.next_hold {
+            Some(due) => handle.hold_due_in(age(snapshot.now, due)),
+            None => self.try_evict(handle, snapshot, snapshot.now),
         }
     }
 
-    /// Tells once of entries that something else has deleted from an outbox: it is empty in two looks between which nothing
-    /// was decided, and some events were never acknowledged. In a single look, some may have been acknowledged meanwhile.
-    fn tell_deleted(&mut self, id: &CampaignId, look: &Look) {
-        if look.backlog == 0 {
+    /// Reports outbox entries that were deleted without being relayed, once. The evidence is an empty outbox
+    /// with unacknowledged events in two snapshots, with no decision in between. In a single snapshot, the
+    /// acknowledgement may be in progress.
+    fn report_deleted(&mut self, id: &CampaignId, snapshot: &CampaignSnapshot) {
+        if snapshot.backlog == 0 {
             self.deleted.remove(id);
-        } else if look.oldest.is_none() {
-            let counts = (look.backlog, look.revisions);
-            let Deleted { last, told } = self.deleted.entry(id.clone()).or_default();
-            if std::mem::replace(last, counts) == counts && look.backlog > *told {
-                let events = look.backlog - std::mem::replace(told, look.backlog);
+        } else if snapshot.oldest.is_none() {
+            let counts = (snapshot.backlog, snapshot.revisions);
+            let DeletedEvents { last, reported } = self.deleted.entry(id.clone()).or_default();
+            if std::mem::replace(last, counts) == counts && snapshot.backlog > *reported {
+                let events = snapshot.backlog - std::mem::replace(reported, snapshot.backlog);
                 tracing::error!(campaign = %id, events,
                     "outbox entries were deleted before SQL had them: run `claimgate reconcile {id} --repair`");
-                metrics::deleted_events(events);
+                metrics::DELETED.add(events);
             }
         }
     }
 
-    /// Has a campaign evicted that is long over and relayed, and has no hold.
-    fn try_evict(&mut self, handle: &CampaignHandle, look: &Look, now: Timestamp) {
+    /// Requests the eviction of a campaign that is long over, has no holds, and is relayed completely.
+    fn try_evict(&mut self, handle: &CampaignHandle, snapshot: &CampaignSnapshot, now: Timestamp) {
         let after_ms = i64::try_from(self.recovery.archive_after.as_millis()).unwrap_or(i64::MAX);
         let campaign = handle.campaign();
         let over = campaign.over_since(now).is_some_and(|since| since.saturating_add_ms(after_ms) <= now);
-        if !over || look.backlog > 0 || look.oldest.is_some() {
+        if !over || snapshot.backlog > 0 || snapshot.oldest.is_some() {
             return;
         }
         let at = Instant::now();
-        self.leaving.retain(|_, until| *until > at);
-        if !self.leaving.contains_key(&campaign.id) {
-            self.leaving.insert(campaign.id.clone(), at + LEAVE_PAUSE);
-            handle.needs_maintenance();
+        self.eviction_retry_at.retain(|_, until| *until > at);
+        if !self.eviction_retry_at.contains_key(&campaign.id) {
+            self.eviction_retry_at.insert(campaign.id.clone(), at + EVICT_PAUSE);
+            handle.notify_maintenance();
         }
     }
 
-    /// Records the age of the oldest entry of all outboxes, by Redis' clock: it rises while no core relays.
-    fn tell_lag(&self, now: Timestamp) {
+    /// Records the age of the oldest entry of all outboxes, by Redis' clock. It rises while no core relays.
+    fn record_lag(&self, now: Timestamp) {
         let oldest = self.lagging.values().min();
         self.registry().notices().oldest_entry.record(oldest.map(|oldest| age(*oldest, now)));
     }
 }
 
-/// From `before` to `after`; zero when that is the other way round.
+/// Returns the time from `before` to `after`; zero if `after` is earlier.
 fn age(before: Timestamp, after: Timestamp) -> Duration {
     Duration::from_millis(u64::try_from(after.as_ms() - before.as_ms()).unwrap_or(0))
 }
 
-/// The campaigns that something else asks this core to look at.
-async fn looks_wanted(recovery: &Recovery) -> Vec<CampaignId> {
-    let wanted = recovery.sync.redis.looks_wanted().await.unwrap_or_else(|error| {
-        tracing::debug!(%error, "which campaigns are to be looked at is unknown");
+/// Returns the campaigns for which another process has requested a check.
+async fn requested_checks(recovery: &Recovery) -> Vec<CampaignId> {
+    let wanted = recovery.stores.redis.requested_checks().await.unwrap_or_else(|error| {
+        tracing::debug!(%error, "cannot read the requested checks");
         Vec::new()
     });
     wanted.iter().filter_map(|id| id.parse().ok()).collect()
@@ -519,15 +532,15 @@ async fn until(at: Option<Instant>) {
     }
 }
 
-/// Expires all holds of a campaign that are due, and finds out when the next one is.
-async fn sweep(sync: &CampaignSync, handle: &CampaignHandle) -> Result<(), SyncError> {
-    sync.sweep(handle).await?;
+/// Expires all due holds of a campaign, and records the due time of its next hold.
+async fn sweep(stores: &Stores, handle: &CampaignHandle) -> Result<(), StoreError> {
+    stores.sweep(handle).await?;
     let campaign = handle.campaign();
-    let looks = sync.redis.survey(&[handle.target(&campaign)]).await?;
-    if let Some(look) = looks.into_iter().flatten().next()
-        && let Some(due) = look.next_hold
+    let snapshots = stores.redis.survey(&[handle.target(&campaign)]).await?;
+    if let Some(snapshot) = snapshots.into_iter().flatten().next()
+        && let Some(due) = snapshot.next_hold
     {
-        handle.hold_due_in(age(look.now, due));
+        handle.hold_due_in(age(snapshot.now, due));
     }
     Ok(())
 }

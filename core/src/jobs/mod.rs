@@ -1,7 +1,8 @@
-//! Background jobs: relaying outboxes to SQL, maintaining campaigns, and following the database.
+//! Background jobs: relaying outboxes to SQL, maintaining campaigns, polling the database, and sending
+//! webhooks.
 //!
-//! Each campaign that is not ready is worked on by itself, with a back-off of its own; campaigns at rest cost a periodic
-//! look. Every wait for Redis and SQL has a limit.
+//! Each campaign that is not ready is handled separately, with its own backoff. Idle campaigns are only
+//! polled. Every call to Redis and SQL has a time limit.
 
 mod due_holds;
 mod group_commit;
@@ -10,17 +11,18 @@ mod lost_rows;
 pub mod maintenance;
 pub mod outbox_relay;
 pub mod refresher;
+pub mod refusals;
 mod replicas;
 pub mod webhooks;
 
 use std::time::Duration;
 
-/// How long to wait before a failed action is tried again: longer each time it fails in a row.
+/// Exponential backoff: each consecutive failure doubles the delay before the next try.
 #[derive(Debug, Clone, Copy)]
 struct Backoff {
     min: Duration,
     max: Duration,
-    /// The last wait; zero when the last try succeeded.
+    /// The last delay; zero before the first failure.
     last: Duration,
 }
 
@@ -29,13 +31,13 @@ impl Backoff {
         Self { min, max, last: Duration::ZERO }
     }
 
-    /// Records a failure; returns how long to wait now.
+    /// Records a failure and returns the delay before the next try.
     fn failed(&mut self) -> Duration {
         self.last = (self.last * 2).clamp(self.min, self.max);
         self.last
     }
 
-    /// Whether the last try succeeded.
+    /// Returns true if there was no failure yet.
     fn is_fresh(&self) -> bool {
         self.last.is_zero()
     }
@@ -46,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_failure_in_a_row_is_waited_for_longer_up_to_the_most() {
+    fn each_consecutive_failure_doubles_the_delay_up_to_the_max() {
         let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_millis(500));
         assert!(backoff.is_fresh());
         let waits: Vec<_> = (0..5).map(|_| backoff.failed().as_millis()).collect();

@@ -1,80 +1,85 @@
-//! The outbox relay: reads what the scripts wrote, commits it to SQL, and only then takes it off the outbox.
+//! The outbox relay: reads the entries that the scripts wrote, commits them to SQL, and only then removes
+//! them.
 //!
-//! It may stop anywhere. What was read and not taken off is read again; what was committed and not taken off is
-//! written again, which changes nothing, since a row gives way only to a newer revision of its claim.
+//! The relay may stop at any point. Entries that were read but not removed are reread. Entries that were
+//! committed but not removed are rewritten, which changes nothing: only a newer revision of a claim replaces
+//! its row.
 //!
-//! An outbox is read when this core has decided something, or when the maintenance has found entries in it. Each campaign
-//! is relayed by itself: one whose outbox or row is broken fails alone, and is tried again after a growing back-off.
+//! An outbox is read after this core has decided claims, or when the maintenance job has found entries in the
+//! outbox. Campaigns are relayed independently: a damaged outbox or row affects only its own campaign, which
+//! is retried with a growing backoff.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
-use std::{io, thread};
+use std::{fmt, io, thread};
 
 use claimgate_shared::CampaignId;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Backoff;
-use super::group_commit::{CommitError, GroupCommit, Turn};
+use super::group_commit::{CommitError, Committed, GroupCommit, WriterTurn};
 use crate::clock;
 use crate::domain::counters::Generation;
 use crate::domain::not_ready::NotReadyReason;
 use crate::engine::Engine;
-use crate::engine::handle::CampaignHandle;
-use crate::engine::recovery::{Recovery, RecoveryError};
-use crate::engine::registry::CampaignRegistry;
+use crate::engine::campaign::handle::CampaignHandle;
+use crate::engine::campaign::registry::CampaignRegistry;
+use crate::engine::error::RecoveryError;
+use crate::engine::lifecycle::recovery::Recovery;
 use crate::metrics;
 use crate::step;
-use crate::store::redis::outbox::{ENTRIES_MAX, OutboxBatch, OutboxReader, Progress};
+use crate::store::redis::outbox::{ENTRIES_MAX, OutboxBatch, OutboxLayout, OutboxReader, Progress};
 use crate::store::redis::{RedisStore, RedisStoreError};
 use crate::store::sql::{OutboxWriteError, SqlStore};
 use crate::traces::Trace;
 
-/// Entries that were read this long ago and are still in the outbox are taken over: another core has died, or is stuck.
+/// Age of a read from which the relay takes over entries that are still in the outbox: another core has died,
+/// or is stuck.
 const IDLE: Duration = Duration::from_secs(5);
-/// The `nice` value of the relay's thread: at 5 it gets a third of the time that a deciding thread gets.
+/// The `nice` value of the relay's thread. At 5, the thread gets a third of the CPU time of a thread that
+/// decides claims.
 const NICENESS: i32 = 5;
-/// While claims are being decided, the relay rests this many times as long as it works, until the outbox is half full:
-/// they get the processors and the disk, and a commit has more rows, which makes each of them cheaper.
-const REST: u32 = 4;
-/// What reading and emptying one campaign's outbox takes besides: with many campaigns of few claims each, most of the work,
-/// and the longer the rest, the more entries are read at once.
-const OUTBOX: Duration = Duration::from_micros(100);
-/// The longest that it rests after a commit, however long that took.
-const REST_MAX: Duration = Duration::from_secs(1);
-/// A batch of at least this many events is of a stampede. After a smaller one the relay rests only while SQL is less than
-/// [`LAG_MAX`] behind: many campaigns with few claims each wait for one another.
-const MANY: usize = 2048;
+/// While claims are being decided, the relay pauses for this many times its working time, until the outbox is
+/// half full. Claims get the CPUs and the disk, and larger commits make each row cheaper.
+const PAUSE_FACTOR: u32 = 4;
+/// Fixed cost of draining one campaign's outbox, which dominates with many small campaigns. This cost
+/// lengthens the pause, so that more entries are read at once.
+const OUTBOX_COST: Duration = Duration::from_micros(100);
+/// The longest pause after a commit, however long the commit took.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// A batch of at least this many events is part of a stampede. After smaller batches the relay pauses only
+/// while SQL is less than [`LAG_MAX`] behind, because many small campaigns take turns.
+const STAMPEDE_EVENTS: usize = 2048;
 const LAG_MAX: Duration = Duration::from_secs(5);
-/// How often a resting relay checks whether claims are still being decided.
-const LOOK_UP: Duration = Duration::from_millis(5);
-/// How long a batch waits for another core to commit those before it.
+/// The interval at which a waiting relay checks its condition again.
+const RECHECK: Duration = Duration::from_millis(5);
+/// How long a batch waits for another core to commit earlier entries.
 const IN_ORDER_MAX: Duration = Duration::from_secs(1);
-/// The longest that closing the connections to SQL may take.
+/// The time limit for closing the connections to SQL.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
 const RETRY_MIN: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(2);
 
-/// Moves events into SQL until core stops.
+/// Moves events from the outboxes to SQL until core stops.
 #[derive(Debug)]
 pub struct OutboxRelay {
-    /// The Redis whose outboxes are relayed.
     redis: Arc<RedisStore>,
-    /// The database that events are written to.
     sql: SqlStore,
-    /// The campaigns whose outboxes are relayed.
     registry: Arc<CampaignRegistry>,
-    /// Suspends a campaign whose claims SQL refuses.
+    /// Suspends campaigns whose claims SQL refuses.
     recovery: Arc<Recovery>,
-    /// This core's consumer name, which tells operators who reads.
+    /// This core's consumer name, which shows operators which core reads. Cores with a copied data directory
+    /// share the name; if both relay an event, it is written twice and counts once.
     consumer: String,
 }
 
-/// Why a campaign's outbox was not relayed.
+/// The reason why a campaign's outbox was not relayed.
 #[derive(Debug, thiserror::Error)]
 pub enum RelayError {
     /// A call to Redis failed.
@@ -89,7 +94,7 @@ pub enum RelayError {
 }
 
 impl RelayError {
-    /// The error code that Redis has answered with, if any.
+    /// Returns the error code of Redis' reply, if any.
     fn code(&self) -> Option<&str> {
         match self {
             Self::Redis(RedisStoreError::Unavailable(error)) => error.code(),
@@ -99,39 +104,33 @@ impl RelayError {
 }
 
 impl OutboxRelay {
-    /// A relay for the campaigns of `engine`, under the consumer name `consumer`.
+    /// Creates a relay for the campaigns of `engine` with the consumer name `consumer`.
     pub fn new(engine: &Engine, consumer: String) -> Self {
         Self {
-            redis: Arc::clone(&engine.sync.redis),
-            sql: engine.sync.sql.clone(),
+            redis: Arc::clone(&engine.stores.redis),
+            sql: engine.stores.sql.clone(),
             registry: Arc::clone(&engine.registry),
             recovery: Arc::clone(&engine.recovery),
             consumer,
         }
     }
 
-    /// Runs on a thread of its own until `stop` turns true. That thread and SQLite's have a lower priority than the
-    /// deciding ones: a stampede is short, and SQL catches up after it. The bound on the outbox holds meanwhile.
-    ///
-    /// # Errors
-    /// When the system gives it no thread or no event loop.
+    /// Runs on a separate thread until `stop` turns true. This thread and SQLite's have a lower priority than
+    /// the threads that decide claims: SQL catches up after a stampede, and the outbox is bounded in the
+    /// meantime.
     pub fn spawn(self, stop: watch::Receiver<bool>) -> io::Result<thread::JoinHandle<()>> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         thread::Builder::new().name("relay".to_owned()).spawn(move || {
             if let Err(error) = rustix::process::nice(NICENESS) {
-                tracing::warn!(%error, "the relay's thread keeps its priority");
+                tracing::warn!(%error, "cannot lower the priority of the relay's thread");
             }
             runtime.block_on(async move {
-                // Over connections made on this thread.
-                match self.sql.reopen() {
-                    Ok(sql) => {
-                        Self { sql: sql.clone(), ..self }.run(stop).await;
-                        let _ = timeout(CLOSE_MAX, sql.close()).await;
-                    }
-                    Err(error) => tracing::error!(%error, "the relay has no database"),
-                }
+                // The store opens new connections on this thread.
+                let sql = self.sql.reopen();
+                Self { sql: sql.clone(), ..self }.run(stop).await;
+                let _ = timeout(CLOSE_MAX, sql.close()).await;
             });
-            // A look-up that hangs must not keep the thread.
+            // A DNS lookup that hangs must not keep the thread alive.
             runtime.shutdown_background();
         })
     }
@@ -145,11 +144,11 @@ impl OutboxRelay {
         }
     }
 
-    /// Relays every campaign once, as after a start: the entries that this core had read and not acknowledged, those that
-    /// another had read at least `idle` ago, and new ones.
+    /// Relays every campaign once, as after a start: entries that this core read and did not acknowledge,
+    /// entries that another core read at least `idle` ago, and new ones.
     ///
     /// # Errors
-    /// The first error of any campaign; the others are relayed all the same.
+    /// The first error of any campaign, after all campaigns have been processed.
     pub async fn round(&self, idle: Duration) -> Result<(), RelayError> {
         let relay = Relay::new(self, idle, false);
         let mut outcome = Ok(());
@@ -163,147 +162,152 @@ impl OutboxRelay {
     }
 }
 
-/// The relay at work.
 #[derive(Debug)]
 struct Relay<'a> {
     parts: &'a OutboxRelay,
-    /// Entries that were read this long ago and are still in the outbox are taken over.
+    /// Age of a read from which entries that are still in the outbox are taken over.
     idle: Duration,
     commits: GroupCommit,
-    /// The connections for reading, one to each server, once made; dropped when one breaks.
+    /// The open read connections, one to each server. When a connection breaks, all are dropped.
     readers: Mutex<Vec<OutboxReader>>,
-    /// Whether it leaves the processors to claims.
-    rests: bool,
-    /// The most events that an outbox had left after a commit, since the last rest.
-    fullest: AtomicU64,
-    /// Of campaigns that may have leftovers, the last entry that had been read, and when that was seen.
-    seen: Mutex<HashMap<CampaignId, (Instant, String)>>,
-    /// The last entry of each batch that this relay has read and not acknowledged yet.
-    in_hand: Mutex<HashMap<CampaignId, String>>,
+    /// Whether the relay pauses while claims are being decided.
+    pauses: bool,
+    /// The largest backlog of an outbox after a commit since the last pause.
+    largest_backlog: AtomicU64,
+    /// For campaigns that may have abandoned entries: the last delivered entry, and when this relay observed it.
+    observed: Mutex<HashMap<CampaignId, (Instant, String)>>,
+    /// The last entry of each batch that this relay has read but not acknowledged.
+    in_flight: Mutex<HashMap<CampaignId, String>>,
 }
 
 /// The relay's state of one campaign.
 #[derive(Debug)]
-struct Place {
+struct RelayState {
     backoff: Backoff,
-    /// Whether the entries that were read and not acknowledged before are relayed, as far as they are for this core to
-    /// relay: false after a start or a failure.
+    /// Whether all entries that were read have been relayed, except the entries of other live cores. False
+    /// after a start or a failure.
     caught_up: bool,
-    at_work: bool,
-    /// Whether the campaign was noticed again while it was being relayed.
-    again: bool,
+    in_progress: bool,
+    /// Whether another notice arrived while the campaign was being relayed.
+    notified_again: bool,
 }
 
-impl Default for Place {
+impl Default for RelayState {
     fn default() -> Self {
         let backoff = Backoff::new(RETRY_MIN, RETRY_MAX);
-        Self { backoff, caught_up: false, at_work: false, again: false }
+        Self { backoff, caught_up: false, in_progress: false, notified_again: false }
     }
 }
 
 impl<'a> Relay<'a> {
-    fn new(parts: &'a OutboxRelay, idle: Duration, rests: bool) -> Self {
+    fn new(parts: &'a OutboxRelay, idle: Duration, pauses: bool) -> Self {
         let commits = GroupCommit::new(parts.sql.clone());
-        let (readers, seen, in_hand) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Self { parts, idle, commits, readers, rests, fullest: AtomicU64::new(0), seen, in_hand }
+        let (readers, observed, in_flight) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let largest_backlog = AtomicU64::new(0);
+        Self { parts, idle, commits, readers, pauses, largest_backlog, observed, in_flight }
     }
 
-    /// Relays each campaign that is noticed.
+    /// Relays the outbox of each campaign for which a notice arrives.
     async fn work(&self) {
         let campaigns = &self.parts.registry;
-        let mut places: HashMap<CampaignId, Place> = HashMap::new();
-        let mut at_work = FuturesUnordered::new();
-        // Entries that are in the outboxes already were noticed before this relay began, or not at all.
-        let mut told: Vec<_> = campaigns.all().iter().map(|handle| handle.campaign().id.clone()).collect();
+        let mut states: HashMap<CampaignId, RelayState> = HashMap::new();
+        let mut relaying = FuturesUnordered::new();
+        // No notice arrives for entries that are already in the outboxes, so every campaign is relayed once
+        // at the start.
+        let mut notified: Vec<_> =
+            campaigns.all().iter().map(|handle| handle.campaign().id.clone()).collect();
         loop {
-            for id in told.drain(..) {
+            for id in notified.drain(..) {
                 let Some(handle) = campaigns.get(&id) else { continue };
-                let place = places.entry(id.clone()).or_default();
-                place.again = place.at_work;
-                if !std::mem::replace(&mut place.at_work, true) {
-                    campaigns.notices().at_relay.begin(id);
-                    at_work.push(self.relay(handle, place.caught_up, Duration::ZERO));
+                let state = states.entry(id.clone()).or_default();
+                state.notified_again = state.in_progress;
+                if !std::mem::replace(&mut state.in_progress, true) {
+                    campaigns.notices().relays_in_progress.begin(id);
+                    relaying.push(self.relay(handle, state.caught_up, Duration::ZERO));
                 }
             }
             tokio::select! {
-                Some((handle, result)) = at_work.next() => {
-                    let place = places.entry(handle.campaign().id.clone()).or_default();
-                    if let Some(wait) = self.judge(&handle, place, result).await {
-                        at_work.push(self.relay(handle, place.caught_up, wait));
+                Some((handle, result)) = relaying.next() => {
+                    let state = states.entry(handle.campaign().id.clone()).or_default();
+                    if let Some(wait) = self.handle_result(&handle, state, result).await {
+                        relaying.push(self.relay(handle, state.caught_up, wait));
                     } else {
-                        place.at_work = false;
-                        campaigns.notices().at_relay.end(&handle.campaign().id);
-                        self.forget_evicted(&handle, &mut places);
+                        state.in_progress = false;
+                        campaigns.notices().relays_in_progress.end(&handle.campaign().id);
+                        self.forget_evicted(&handle, &mut states);
                     }
                 }
                 () = campaigns.notices().outbox.arrived() => {}
             }
-            told = campaigns.notices().outbox.take();
+            notified = campaigns.notices().outbox.take();
         }
     }
 
-    /// Forgets a campaign that has left Redis.
-    fn forget_evicted(&self, handle: &CampaignHandle, places: &mut HashMap<CampaignId, Place>) {
+    /// Drops the relay's state of a campaign that was evicted.
+    fn forget_evicted(&self, handle: &CampaignHandle, states: &mut HashMap<CampaignId, RelayState>) {
         let campaign = handle.campaign();
         if campaign.evicted.is_some() {
-            places.remove(&campaign.id);
-            locked(&self.seen).remove(&campaign.id);
+            states.remove(&campaign.id);
+            self.observed.lock().remove(&campaign.id);
         }
     }
 
-    /// After how long a campaign whose relaying has ended is relayed again; `None` for not before the next notice.
-    async fn judge(
+    /// Handles the result of relaying a campaign. Returns the delay before the next try; `None` to wait for a
+    /// notice.
+    async fn handle_result(
         &self,
         handle: &CampaignHandle,
-        place: &mut Place,
+        state: &mut RelayState,
         result: Result<bool, RelayError>,
     ) -> Option<Duration> {
-        let again = std::mem::take(&mut place.again);
+        let notified_again = std::mem::take(&mut state.notified_again);
         let error = match result {
             Ok(relayed) => {
-                let caught_up = relayed || place.caught_up;
-                *place = Place { caught_up, at_work: true, ..Place::default() };
-                return again.then_some(Duration::ZERO);
+                let caught_up = relayed || state.caught_up;
+                *state = RelayState { caught_up, in_progress: true, ..RelayState::default() };
+                return notified_again.then_some(Duration::ZERO);
             }
             Err(error) => error,
         };
-        place.caught_up = false;
+        state.caught_up = false;
         let campaign = &handle.campaign().id;
-        if place.backoff.is_fresh() {
-            tracing::warn!(%error, %campaign, "not relayed to SQL; trying again");
+        if state.backoff.is_fresh() {
+            tracing::warn!(%error, %campaign, "not relayed to SQL; retrying");
         } else {
-            tracing::debug!(%error, %campaign, "not relayed to SQL; trying again");
+            tracing::debug!(%error, %campaign, "not relayed to SQL; retrying");
         }
         self.repair(handle, &error).await;
-        Some(place.backoff.failed())
+        Some(state.backoff.failed())
     }
 
-    /// Repairs what an error shows to be broken, before the next try.
+    /// Repairs the cause of an error before the next try, if the error shows the cause.
     async fn repair(&self, handle: &CampaignHandle, error: &RelayError) {
         match error.code() {
             Some("NOGROUP") => self.restore_group(handle).await,
-            // Whether the connection still works is unknown, so another one is made.
+            // The connection may be broken, so the next try opens a new one.
             Some(_) => {
-                self.give_up_readers();
+                self.drop_readers();
                 handle.mark_not_ready(NotReadyReason::Damaged);
             }
-            None if matches!(error, RelayError::Redis(_)) => self.give_up_readers(),
+            None if matches!(error, RelayError::Redis(_)) => self.drop_readers(),
             None => {}
         }
     }
 
-    /// Makes an outbox's lost consumer group again; an outbox that is gone altogether is for the recovery.
+    /// Recreates the lost consumer group of an outbox. If the outbox itself is gone, the campaign is marked
+    /// as damaged.
     async fn restore_group(&self, handle: &CampaignHandle) {
         let campaign = handle.campaign();
         match self.parts.redis.restore_group(&handle.keys, campaign.epoch).await {
             Ok(()) => {
-                tracing::error!(campaign = %campaign.id, "the outbox had lost its consumer group; made again");
+                tracing::error!(campaign = %campaign.id, "recreated the outbox's lost consumer group");
             }
             Err(_) => handle.mark_not_ready(NotReadyReason::Damaged),
         }
     }
 
-    /// After `wait`, relays all entries of one campaign's outbox to SQL; `false` when Redis does not hold the campaign.
+    /// Waits for `wait`, then relays all entries of one campaign's outbox to SQL. Returns `false` if the
+    /// campaign is not in Redis.
     async fn relay(
         &self,
         handle: Arc<CampaignHandle>,
@@ -318,59 +322,62 @@ impl<'a> Relay<'a> {
     }
 
     async fn relay_all(&self, handle: &CampaignHandle, caught_up: bool) -> Result<bool, RelayError> {
-        let leftovers = handle.begin_relay();
-        // It is noticed again once it is ready.
+        let has_abandoned_entries = handle.begin_relay();
+        // Another notice arrives once the campaign is ready.
         if !handle.is_in_redis() {
             return Ok(false);
         }
         let mut reader = self.reader(handle).await?;
         let (keys, from) = (&handle.keys, reader.generation());
         let id = &handle.campaign().id;
-        let failed = locked(&self.in_hand).get(id).cloned();
-        let left_behind =
-            if caught_up && !leftovers { None } else { self.left_behind(id, reader.progress(keys).await?) };
-        for last in failed.iter().chain(&left_behind) {
+        let failed = self.in_flight.lock().get(id).cloned();
+        let abandoned = if caught_up && !has_abandoned_entries {
+            None
+        } else {
+            self.abandoned(id, reader.progress(keys).await?)
+        };
+        for last in failed.iter().chain(&abandoned) {
             while self.commit(handle, from, reader.read_delivered(keys, last).await?).await? > 0 {}
         }
         loop {
-            locked(&self.in_hand).remove(id);
+            self.in_flight.lock().remove(id);
             let batch = reader.read_new(keys).await?;
             if let Some(last) = batch.entries.last() {
-                locked(&self.in_hand).insert(id.clone(), last.id.clone());
+                self.in_flight.lock().insert(id.clone(), last.id.clone());
             }
             if self.commit(handle, from, batch).await? < ENTRIES_MAX {
-                locked(&self.in_hand).remove(id);
+                self.in_flight.lock().remove(id);
                 return Ok(true);
             }
             handle.begin_relay();
         }
     }
 
-    /// The last of the entries of a campaign that were read by a core that is not at work on them any more: no other core
-    /// has been seen for a while, or they were read as long ago.
-    fn left_behind(&self, id: &CampaignId, progress: Progress) -> Option<String> {
-        if progress.other_cores.is_none_or(|seen| seen >= self.idle) {
+    /// Returns the last entry that a core has read and abandoned: no other core has been active for
+    /// [`Self::idle`], or the entry was read at least [`Self::idle`] ago. `None` if there is no such entry.
+    fn abandoned(&self, id: &CampaignId, progress: Progress) -> Option<String> {
+        if progress.other_cores.is_none_or(|idle| idle >= self.idle) {
             return Some(progress.last);
         }
-        let mut seen = locked(&self.seen);
+        let mut observed = self.observed.lock();
         let now = Instant::now();
-        let (at, before) = seen.entry(id.clone()).or_insert_with(|| (now, progress.last.clone()));
+        let (at, before) = observed.entry(id.clone()).or_insert_with(|| (now, progress.last.clone()));
         (now - *at >= self.idle).then(|| {
             *at = now;
             std::mem::replace(before, progress.last)
         })
     }
 
-    /// The connection for reading a campaign's outbox.
+    /// Returns the read connection for a campaign's outbox, and opens one if necessary.
     async fn reader(&self, handle: &CampaignHandle) -> Result<OutboxReader, RedisStoreError> {
         let generation = self.parts.redis.session(handle.keys.slot).await?.generation();
-        if let Some(reader) = self.readers().iter().find(|reader| reader.generation() == generation) {
+        if let Some(reader) = self.readers.lock().iter().find(|reader| reader.generation() == generation) {
             return Ok(reader.clone());
         }
         let made = self.parts.redis.outbox_reader(handle.keys.slot, &self.parts.consumer).await?;
-        let mut readers = self.readers();
+        let mut readers = self.readers.lock();
         readers.retain(OutboxReader::is_current);
-        // Another campaign of the same server may have made one meanwhile.
+        // The task of another campaign on the same server may have opened a connection in the meantime.
         if let Some(reader) = readers.iter().find(|reader| reader.generation() == made.generation()) {
             return Ok(reader.clone());
         }
@@ -378,16 +385,12 @@ impl<'a> Relay<'a> {
         Ok(made)
     }
 
-    fn readers(&self) -> MutexGuard<'_, Vec<OutboxReader>> {
-        locked(&self.readers)
+    fn drop_readers(&self) {
+        self.readers.lock().clear();
     }
 
-    fn give_up_readers(&self) {
-        self.readers().clear();
-    }
-
-    /// Commits a batch that was read on a connection of the generation `from` to SQL, and only then takes it off the outbox
-    /// there; returns the number of its entries.
+    /// Commits a batch to SQL and only then removes it from the outbox. The batch was read on a connection of
+    /// the generation `from`, and is removed from the same server. Returns the number of entries.
     async fn commit(
         &self,
         handle: &CampaignHandle,
@@ -402,7 +405,7 @@ impl<'a> Relay<'a> {
             let batch = Arc::new(batch);
             let campaign = handle.campaign();
             let began = SystemTime::now();
-            let turn = match self.commit_in_order(handle, &batch).await {
+            let Committed { turn, codes } = match self.commit_in_order(handle, &batch).await {
                 Err(CommitError::Write(OutboxWriteError::Constraint(error))) => {
                     return self.suspend_campaign(handle, &error).await;
                 }
@@ -415,37 +418,38 @@ impl<'a> Relay<'a> {
             }
             self.parts.registry.notices().relayed.notify_one();
             let mut session = self.parts.redis.session_of(handle.keys.slot, from).await?;
-            let left = self.parts.redis.acknowledge(&mut session, &handle.keys, &batch.entries).await?;
-            metrics::relayed(batch.events() as u64);
+            let left =
+                self.parts.redis.acknowledge(&mut session, &handle.keys, &batch.entries, &codes).await?;
+            metrics::RELAYED.add(batch.events() as u64);
             handle.record_backlog(left);
-            self.fullest.fetch_max(left, Ordering::Relaxed);
-            if let Some(turn) = turn.filter(|_| self.rests) {
+            self.largest_backlog.fetch_max(left, Ordering::Relaxed);
+            if let Some(turn) = turn.filter(|_| self.pauses) {
                 self.yield_to_claims(turn).await;
             }
         }
         Ok(entries)
     }
 
-    /// Commits a batch to SQL once SQL has what comes before it, which another core may have in hand. Where that takes long,
-    /// SQL may have lost it: the maintenance looks.
+    /// Commits a batch to SQL once SQL has all earlier events, which another core may be relaying. If those
+    /// events do not arrive in time, SQL may have lost them, and the maintenance job checks this.
     async fn commit_in_order(
         &self,
         handle: &CampaignHandle,
         batch: &Arc<OutboxBatch>,
-    ) -> Result<Option<Turn<'_>>, CommitError> {
+    ) -> Result<Committed<'_>, CommitError> {
         let id = &handle.campaign().id;
-        // A schedule may hold the other core up for as long as this task waits.
+        // In tests, a schedule may block the other core for as long as this task waits.
         let wait = if step::is_scheduled() { Duration::ZERO } else { IN_ORDER_MAX };
         let until = Instant::now() + wait;
         loop {
             match self.commits.commit(id, Arc::clone(batch)).await {
                 Err(CommitError::Write(OutboxWriteError::OutOfOrder)) if Instant::now() < until => {
-                    sleep(LOOK_UP).await;
+                    sleep(RECHECK).await;
                 }
                 Err(CommitError::Write(
                     error @ (OutboxWriteError::OutOfOrder | OutboxWriteError::NoCampaign),
                 )) => {
-                    handle.suspect_sql();
+                    handle.suspect_sql_loss();
                     return Err(error.into());
                 }
                 committed => return committed,
@@ -453,23 +457,24 @@ impl<'a> Relay<'a> {
         }
     }
 
-    /// Keeps the writer's place while claims are being decided; SQL catches up after a stampede.
-    async fn yield_to_claims(&self, turn: Turn<'_>) {
+    /// Pauses while claims are being decided, and keeps the writer's turn during the pause. SQL catches up
+    /// after a stampede.
+    async fn yield_to_claims(&self, turn: WriterTurn<'_>) {
         let now = Instant::now();
-        let worked = now - turn.began + OUTBOX * turn.batches;
-        let until = now + worked.saturating_mul(REST).min(REST_MAX);
-        let may_rest = turn.events >= MANY || turn.age(clock::now()) < LAG_MAX;
-        while may_rest
-            && self.fullest.load(Ordering::Relaxed) < self.parts.redis.outbox_max() / 2
+        let worked = now - turn.began + OUTBOX_COST * turn.batches;
+        let until = now + worked.saturating_mul(PAUSE_FACTOR).min(PAUSE_MAX);
+        let may_pause = turn.events >= STAMPEDE_EVENTS || turn.age(clock::now()) < LAG_MAX;
+        while may_pause
+            && self.largest_backlog.load(Ordering::Relaxed) < self.parts.redis.outbox_max() / 2
             && self.parts.registry.notices().decisions.is_recent()
             && Instant::now() < until
         {
-            sleep(LOOK_UP).await;
+            sleep(RECHECK).await;
         }
-        self.fullest.store(0, Ordering::Relaxed);
+        self.largest_backlog.store(0, Ordering::Relaxed);
     }
 
-    /// Moves an entry that cannot be relayed out of the outbox.
+    /// Moves a malformed entry from the outbox to the dead letters.
     async fn dead_letter(
         &self,
         handle: &CampaignHandle,
@@ -478,25 +483,23 @@ impl<'a> Relay<'a> {
     ) -> Result<(), RelayError> {
         let campaign = &handle.campaign().id;
         let mut session = self.parts.redis.session_of(handle.keys.slot, from).await?;
-        if self.parts.redis.dead_letter(&mut session, &handle.keys, id).await? {
+        let layout = OutboxLayout::Current;
+        if self.parts.redis.dead_letter(&mut session, &handle.keys, layout, id).await? {
             tracing::error!(entry = id, %campaign, "a malformed outbox entry became a dead letter");
-            metrics::dead_letter();
+            metrics::DEAD_LETTERS.add(1);
         }
         Ok(())
     }
 
-    /// Claims that SQL refuses were granted by a Redis that had lost others: the campaign is suspended and loaded again.
+    /// Suspends a campaign, so that it is reloaded: if SQL refuses claims, they were granted by a Redis
+    /// server that had lost data.
     async fn suspend_campaign(
         &self,
         handle: &CampaignHandle,
-        error: &sqlx::Error,
+        error: &impl fmt::Display,
     ) -> Result<usize, RelayError> {
         tracing::error!(campaign = %handle.campaign().id, %error, "the database refuses claims; suspending the campaign");
         self.parts.recovery.suspend(handle).await?;
         Ok(0)
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

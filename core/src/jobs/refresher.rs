@@ -1,7 +1,8 @@
-//! Follows the database for changes that other cores made, checks the health of Redis and SQL, and frees what is not used
-//! any more.
+//! Polls the database for changes made by other cores, checks the health of Redis and SQL, and frees unused
+//! resources.
 //!
-//! Each of these is a task of its own, so that a store that hangs holds up no other: health changes within 3 s.
+//! Each job is a separate task, so that a store that hangs delays only its own jobs. Health changes within 5
+//! s.
 
 use std::collections::{HashSet, VecDeque};
 use std::iter;
@@ -17,32 +18,39 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval, timeout};
 use super::{lost_rows, replicas};
 use crate::domain::campaign::Campaign;
 use crate::domain::counters::ChangeNumber;
+use crate::domain::store_fault::StoreFault;
 use crate::engine::Engine;
-use crate::engine::handle::CampaignHandle;
+use crate::engine::campaign::handle::CampaignHandle;
+use crate::engine::live::cores::ThisCore;
 use crate::metrics::PrometheusHandle;
 use crate::store::sql::SqlError;
 
-/// How often the database is asked for changes, and Redis and SQL for their health.
+/// The interval at which the database is polled for changes, and the health of Redis and SQL is checked.
 const REFRESH: Duration = Duration::from_secs(1);
-/// The longest that a ping of either may take.
-const PING_MAX: Duration = Duration::from_secs(2);
-/// How long an unanswered ping is waited for before another one is sent: pings must not pile up.
-const PING_STUCK_MAX: Duration = Duration::from_secs(10);
-/// The longest that the database may take to answer.
+/// The time limit of a probe of Redis.
+const PROBE_MAX: Duration = Duration::from_secs(2);
+/// The time limit of a heartbeat in SQL. A heartbeat normally ends earlier by its own limit, unless SQLite's
+/// disk hangs.
+const HEARTBEAT_MAX: Duration = Duration::from_secs(3);
+/// Additional time for an unanswered heartbeat until the next heartbeat is sent, so that heartbeats do not
+/// pile up.
+const HEARTBEAT_STUCK_MAX: Duration = Duration::from_secs(10);
+/// The time limit of a call to the database.
 const SQL_MAX: Duration = Duration::from_secs(5);
-/// The longest that applying one campaign's rules may take.
+/// The time limit for applying one campaign's rules.
 const APPLY_MAX: Duration = Duration::from_secs(3);
-/// Campaigns whose rules are applied at once: of a cluster, one node's may be silent.
+/// Number of campaigns whose rules are applied concurrently: in a cluster, one node may not respond.
 const APPLIES_MAX: usize = 8;
-/// How long one refresh may begin to apply rules.
+/// Time after which a refresh applies no further rules.
 const APPLIES_TIME_MAX: Duration = Duration::from_millis(500);
 const PAGE: u32 = 1000;
-/// Campaigns read in each refresh though no number says that they have changed: an older version gives none, nor does
-/// an operator who writes to the database by hand. Of 10,000 each is read in 100 s.
+/// Number of campaigns read in each refresh regardless of change numbers, because older versions, and
+/// operators who edit the database by hand, do not set change numbers. Of 10,000 campaigns, each is read
+/// every 100 s.
 const ROUND_PAGE: u32 = 100;
-/// How often the keys that an eviction has left behind are dropped.
+/// The interval at which keys left behind by evictions are dropped.
 const DROP: Duration = Duration::from_secs(10);
-/// A queue that was not used for between one and two of these is dropped.
+/// The interval at which idle queues are dropped. A queue is dropped after one to two intervals without use.
 const IDLE: Duration = Duration::from_secs(300);
 
 /// Keeps this core's campaigns up to date with the database.
@@ -50,14 +58,16 @@ const IDLE: Duration = Duration::from_secs(300);
 pub struct Refresher {
     engine: Arc<Engine>,
     metrics: PrometheusHandle,
-    /// The last change that was read; `None` before the campaigns were read at all.
+    this: ThisCore,
+    /// The last change that was read; `None` before the first complete read of all campaigns.
     read_up_to: Option<ChangeNumber>,
-    /// The id after which the round through all campaigns goes on.
+    /// The id after which the round through all campaigns continues.
     round: String,
-    due: DueRules,
+    due_rules: DueRules,
 }
 
-/// Campaigns whose rules may have to be applied in Redis, each once, those first that have waited longest.
+/// A queue of campaigns whose rules may have to be applied in Redis. Each campaign is in the queue at most
+/// once.
 #[derive(Debug, Default)]
 struct DueRules {
     ids: HashSet<CampaignId>,
@@ -79,25 +89,27 @@ impl DueRules {
 }
 
 impl Refresher {
-    /// A refresher of the campaigns of `engine`, which has read none yet; runs the periodic upkeep of `metrics`.
-    pub fn new(engine: Arc<Engine>, metrics: PrometheusHandle) -> Self {
-        Self { engine, metrics, read_up_to: None, round: String::new(), due: DueRules::default() }
+    /// Creates a refresher of the campaigns of `engine`. It also runs the periodic upkeep of `metrics`, and
+    /// records in SQL that the core `this` serves.
+    pub fn new(engine: Arc<Engine>, metrics: PrometheusHandle, this: ThisCore) -> Self {
+        Self { engine, metrics, this, read_up_to: None, round: String::new(), due_rules: DueRules::default() }
     }
 
     /// Refreshes, and checks the health of Redis and SQL, until `stop` turns true.
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
-        let (engine, metrics) = (Arc::clone(&self.engine), self.metrics.clone());
+        let (engine, metrics, this) = (Arc::clone(&self.engine), self.metrics.clone(), self.this.clone());
         let (sql_returns, sql_returned) = watch::channel(0);
         let all = async {
             tokio::join!(
                 watch_redis(&engine, &metrics),
-                watch_sql(&engine, &sql_returns),
-                lost_rows::look_for(&engine, sql_returned),
-                follow(&mut self),
+                watch_sql(&engine, &this, &sql_returns),
+                lost_rows::detect(&engine, sql_returned),
+                follow_database(&mut self),
                 drop_idle(&engine),
                 drop_evicted(&engine),
-                replicas::keep(&engine),
-                engine.sync.redis.follow_switches()
+                give_pending_codes(&engine),
+                replicas::poll(&engine),
+                engine.stores.redis.follow_failovers()
             );
         };
         tokio::select! {
@@ -106,60 +118,62 @@ impl Refresher {
         }
     }
 
-    /// Reads every campaign that has changed since the last refresh and some of all others, and applies rules in Redis
-    /// that are not in force there; the first time it reads all campaigns that are not evicted.
+    /// Reads every campaign that has changed since the last refresh, and some other campaigns. Then applies
+    /// rules that are not in force in Redis. The first call reads all campaigns that are not evicted.
     ///
     /// # Errors
-    /// When SQL does not answer: the next call reads the same changes.
+    /// If SQL is unavailable. The next call retries the same changes.
     pub async fn refresh(&mut self) -> Result<(), SqlError> {
         let read = self.read().await;
-        // Also while SQL is away: Redis may be back.
+        // Rules are applied even if SQL is unavailable, because Redis may be available again.
         self.put_into_force().await;
         read
     }
 
     async fn read(&mut self) -> Result<(), SqlError> {
-        let sql = self.engine.sync.sql.clone();
+        let sql = self.engine.stores.sql.clone();
         let now = within(sql.last_change()).await?;
         match self.read_up_to {
             Some(last) if now == last => {}
             Some(last) if now > last => self.read_changes(last).await?,
-            // The first time, or an older copy of the database has come back.
+            // Either no campaigns have been read yet, or the database is an older copy.
             _ => self.read_all(now).await?,
         }
         let page = within(sql.campaigns_in_redis(&self.round, ROUND_PAGE)).await?;
         self.round = page.last.filter(|_| page.is_full).unwrap_or_default();
-        self.take(page.campaigns);
-        Ok(())
+        self.update(page.campaigns).await
     }
 
-    /// Reads all campaigns that Redis has to hold, and all that this core knows, after the change `last`: what changes while
-    /// they are read is read again. The maintenance looks at them by itself, in its first round.
+    /// Reads all campaigns that belong in Redis, and all campaigns in memory. `last` is the change number
+    /// before the read, so changes made in the meantime are reread. The maintenance job finds these campaigns
+    /// in its first round.
     async fn read_all(&mut self, last: ChangeNumber) -> Result<(), SqlError> {
-        let sql = self.engine.sync.sql.clone();
+        let sql = self.engine.stores.sql.clone();
         let mut known = self.engine.registry.all();
         let (mut after, mut read) = (String::new(), HashSet::new());
         loop {
             let page = within(sql.campaigns_in_redis(&after, PAGE)).await?;
+            within(self.engine.user_ids.refresh()).await?;
             for campaign in page.campaigns {
                 read.insert(campaign.id.clone());
-                self.take_one(&campaign);
+                self.update_one(&campaign);
             }
             match page.last {
                 Some(id) if page.is_full => after = id,
                 _ => break,
             }
         }
-        // Those that were asked for and are evicted, or have been since.
+        // The other known campaigns were evicted, or are missing from the database.
         known.retain(|handle| !read.contains(&handle.campaign().id));
         for handle in known {
             let id = &handle.campaign().id;
             match within(sql.campaign(id)).await {
-                // The first time, nothing is known yet; later, an older copy of the database has come back.
-                Ok(None) => handle.suspect_sql(),
-                Ok(Some(campaign)) => self.take(vec![campaign]),
+                // At the first read no campaign is known. Later, a missing row means an older copy of the
+                // database.
+                Ok(None) => handle.suspect_sql_loss(),
+                Ok(Some(campaign)) => self.update(vec![campaign]).await?,
                 Err(SqlError::Unreadable(why)) => {
-                    tracing::error!(campaign = %id, why, "its row in the database cannot be read; it stays as it was");
+                    tracing::error!(campaign = %id, why, "cannot read the campaign's row; keeping its last known rules");
                 }
                 Err(error) => return Err(error),
             }
@@ -169,10 +183,10 @@ impl Refresher {
     }
 
     async fn read_changes(&mut self, mut after: ChangeNumber) -> Result<(), SqlError> {
-        let sql = self.engine.sync.sql.clone();
+        let sql = self.engine.stores.sql.clone();
         loop {
             let (page, last) = within(sql.changed(after, PAGE)).await?;
-            self.take(page.campaigns);
+            self.update(page.campaigns).await?;
             after = last;
             self.read_up_to = Some(last);
             if !page.is_full {
@@ -181,39 +195,43 @@ impl Refresher {
         }
     }
 
-    /// Takes over campaigns as the database has them. Those that are evicted are read when they are asked for.
-    fn take(&mut self, campaigns: Vec<Campaign>) {
+    /// Updates campaigns from the database. Evicted campaigns that are not in memory are skipped, and read on
+    /// demand. The user ids are read after the campaigns: they may have changed just before one was created.
+    async fn update(&mut self, campaigns: Vec<Campaign>) -> Result<(), SqlError> {
+        within(self.engine.user_ids.refresh()).await?;
         for campaign in campaigns {
             if campaign.evicted.is_some() && self.engine.registry.get(&campaign.id).is_none() {
                 continue;
             }
-            let handle = self.take_one(&campaign);
+            let handle = self.update_one(&campaign);
             if !handle.is_ready() && handle.campaign().evicted.is_none() {
-                // Another core has created it, or brought it back.
-                handle.needs_maintenance();
+                // Another core has created or reopened the campaign.
+                handle.notify_maintenance();
             }
         }
+        Ok(())
     }
 
-    /// Takes over a campaign as the database has it. One that is further than that is checked: an older copy of the database
-    /// may have come back.
-    fn take_one(&mut self, campaign: &Campaign) -> Arc<CampaignHandle> {
+    /// Updates a campaign from the database. If this core has a newer state, the campaign is checked, because
+    /// the database may be an older copy.
+    fn update_one(&mut self, campaign: &Campaign) -> Arc<CampaignHandle> {
         let handle = self.engine.registry.update(campaign.clone());
         if handle.is_ahead_of(Some(campaign)) {
-            handle.suspect_sql();
+            handle.suspect_sql_loss();
         }
-        self.due.push(Arc::clone(&handle));
+        self.due_rules.push(Arc::clone(&handle));
         handle
     }
 
-    /// Applies rules where that is due, each campaign's once, beginning with none after [`APPLIES_TIME_MAX`].
+    /// Applies the rules that are due, once for each campaign. Starts no further campaign after
+    /// [`APPLIES_TIME_MAX`].
     async fn put_into_force(&mut self) {
         let until = Instant::now() + APPLIES_TIME_MAX;
-        let (engine, due) = (&self.engine, &mut self.due);
-        let mut left = due.queue.len();
+        let (engine, due_rules) = (&self.engine, &mut self.due_rules);
+        let mut left = due_rules.queue.len();
         let in_time = iter::from_fn(|| {
             left = left.checked_sub(1).filter(|_| Instant::now() <= until)?;
-            due.pop()
+            due_rules.pop()
         });
         let applied = |handle: Arc<CampaignHandle>| async move {
             put_into_force(engine, &handle).await;
@@ -221,34 +239,35 @@ impl Refresher {
         };
         let tried: Vec<_> = stream::iter(in_time).map(applied).buffer_unordered(APPLIES_MAX).collect().await;
         for handle in tried {
-            due.push(handle);
+            due_rules.push(handle);
         }
     }
 }
 
-/// Applies a campaign's rules if that is needed and the campaign is ready; one that is not gets them by being loaded.
+/// Applies a campaign's rules if they are due and the campaign is in Redis. Other campaigns get their rules
+/// when they are loaded.
 async fn put_into_force(engine: &Engine, handle: &CampaignHandle) {
     if !handle.is_in_redis() || !handle.rules_are_due() {
         return;
     }
-    let why = match timeout(APPLY_MAX, engine.put_into_force(handle, None)).await {
+    let why = match timeout(APPLY_MAX, engine.changes.put_into_force(handle, None)).await {
         Ok(Ok(())) => return,
         Ok(Err(error)) => error.to_string(),
         Err(_) => "no answer in time".to_owned(),
     };
-    tracing::warn!(why, campaign = %handle.campaign().id, "rules not applied yet");
+    tracing::warn!(why, campaign = %handle.campaign().id, "cannot apply the rules yet");
 }
 
-async fn follow(refresher: &mut Refresher) {
-    let mut ticks = each(REFRESH);
+async fn follow_database(refresher: &mut Refresher) {
+    let mut ticks = ticks_every(REFRESH);
     let mut failed = false;
     loop {
         ticks.tick().await;
         match refresher.refresh().await {
             Ok(()) => failed = false,
-            Err(error) if failed => tracing::debug!(%error, "the database is not followed"),
+            Err(error) if failed => tracing::debug!(%error, "cannot read changes from the database"),
             Err(error) => {
-                tracing::warn!(%error, "the database is not followed");
+                tracing::warn!(%error, "cannot read changes from the database");
                 failed = true;
             }
         }
@@ -256,34 +275,33 @@ async fn follow(refresher: &mut Refresher) {
 }
 
 async fn watch_redis(engine: &Engine, metrics: &PrometheusHandle) {
-    let mut ticks = each(REFRESH);
+    let mut ticks = ticks_every(REFRESH);
     loop {
         ticks.tick().await;
         metrics.run_upkeep();
-        let answer = match timeout(PING_MAX, engine.sync.redis.ping()).await {
-            Ok(answer) => answer.map_err(|error| error.to_string()),
-            Err(_) => Err(silent()),
-        };
-        engine.health.record_redis(answer);
+        let probed = timeout(PROBE_MAX, engine.stores.redis.probe()).await;
+        engine.health.record_redis(probed.map_err(|_| StoreFault::silent(PROBE_MAX.as_secs())));
     }
 }
 
-/// Counts in `returns` how often SQL has come back: after it did not answer, or as another run of its server.
-async fn watch_sql(engine: &Engine, returns: &watch::Sender<u64>) {
-    let mut ticks = each(REFRESH);
+/// Records in SQL that the core `this` serves. Increments `returns` each time SQL works again after a
+/// failure, or its server has restarted.
+async fn watch_sql(engine: &Engine, this: &ThisCore, returns: &watch::Sender<u64>) {
+    let mut ticks = ticks_every(REFRESH);
     let mut run = None;
     loop {
         ticks.tick().await;
-        let mut ping = pin!(engine.sync.sql.ping());
-        let mut answer = timeout(PING_MAX, &mut ping).await;
+        let row = this.row();
+        let mut heartbeat = pin!(engine.stores.sql.heartbeat(&row));
+        let silent = StoreFault::silent(HEARTBEAT_MAX.as_secs());
+        let mut answer = timeout(HEARTBEAT_MAX, &mut heartbeat).await;
         if answer.is_err() {
-            engine.health.sql.record("sql", Err(silent()));
+            engine.health.sql.record("sql", Err(silent.clone()));
             run = None;
-            answer = timeout(PING_STUCK_MAX, ping).await;
+            answer = timeout(HEARTBEAT_STUCK_MAX, heartbeat).await;
         }
-        let answer =
-            answer.map_err(|_| silent()).and_then(|answer| answer.map_err(|error| error.to_string()));
-        // While it was away, it may have been replaced by a copy that lacks the last commits.
+        let answer = answer.unwrap_or(Err(silent));
+        // In the meantime, the server may have been replaced by a copy that lacks the last commits.
         let answered = answer.as_ref().ok().copied();
         if answered.is_some() && answered != run {
             returns.send_modify(|returns| *returns += 1);
@@ -293,9 +311,9 @@ async fn watch_sql(engine: &Engine, returns: &watch::Sender<u64>) {
     }
 }
 
-/// Drops the keys of campaigns whose eviction a core has not finished.
+/// Drops the keys of evicted campaigns that an unfinished eviction left in Redis.
 async fn drop_evicted(engine: &Engine) {
-    let mut ticks = each(DROP);
+    let mut ticks = ticks_every(DROP);
     loop {
         ticks.tick().await;
         match timeout(DROP, engine.recovery.drop_evicted()).await {
@@ -306,30 +324,37 @@ async fn drop_evicted(engine: &Engine) {
     }
 }
 
-/// Drops the queues that no claim uses, with their sold-out caches, and evicted campaigns that nothing is at work on.
-async fn drop_idle(engine: &Engine) {
-    let mut ticks = each(IDLE);
+/// Gives codes to claims that were granted before their codes were added.
+async fn give_pending_codes(engine: &Engine) {
+    let mut ticks = ticks_every(REFRESH);
     loop {
         ticks.tick().await;
-        let dropped = engine.batcher.drop_idle_queues();
+        if let Err(error) = engine.claims.give_pending_codes().await {
+            tracing::debug!(%error, "cannot give codes to claims yet");
+        }
+    }
+}
+
+/// Drops idle queues with their sold-out caches, and unused handles of evicted campaigns.
+async fn drop_idle(engine: &Engine) {
+    let mut ticks = ticks_every(IDLE);
+    loop {
+        ticks.tick().await;
+        let dropped = engine.claims.batcher.drop_idle_queues();
         if dropped > 0 {
-            tracing::debug!(dropped, "idle queues are dropped");
+            tracing::debug!(dropped, "dropped idle queues");
         }
         engine.registry.forget_evicted();
     }
 }
 
-fn each(period: Duration) -> Interval {
+fn ticks_every(period: Duration) -> Interval {
     let mut ticks = interval(period);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks
 }
 
-fn silent() -> String {
-    format!("no answer within {} s", PING_MAX.as_secs())
-}
-
-/// The answer of SQL within [`SQL_MAX`].
+/// Awaits a call to SQL for at most [`SQL_MAX`].
 async fn within<T>(answer: impl Future<Output = Result<T, SqlError>>) -> Result<T, SqlError> {
-    timeout(SQL_MAX, answer).await.unwrap_or(Err(SqlError::Sql(sqlx::Error::PoolTimedOut)))
+    timeout(SQL_MAX, answer).await.unwrap_or_else(|_| Err(SqlError::timed_out()))
 }

@@ -1,4 +1,5 @@
-//! Keeps the sets of replicas in step with what the primaries say, and says when one may not be believed.
+//! Keeps the replica sets in SQL up to date with the primaries, and logs when a primary's writes are not
+//! acknowledged.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -9,34 +10,34 @@ use crate::domain::replica_set::NotInSet;
 use crate::engine::Engine;
 use crate::metrics;
 
-/// How often every primary is looked at.
-const LOOK: Duration = Duration::from_millis(500);
-/// How soon after one look the next one may follow that a server has given cause for.
+/// The time between two polls of every primary.
+const POLL: Duration = Duration::from_millis(500);
+/// The minimum time between two polls if a barrier has requested the next poll.
 const PAUSE: Duration = Duration::from_millis(50);
-/// The longest that one look may take.
-const LOOK_MAX: Duration = Duration::from_secs(5);
+/// The time limit of one poll.
+const POLL_MAX: Duration = Duration::from_secs(5);
 
-/// Looks at every primary, for ever.
-pub(super) async fn keep(engine: &Engine) -> Infallible {
-    let mut refused = Vec::new();
+/// Polls every primary, forever.
+pub(super) async fn poll(engine: &Engine) -> Infallible {
+    let mut untrusted = Vec::new();
     loop {
-        match timeout(LOOK_MAX, engine.keep_replicas()).await {
+        match timeout(POLL_MAX, engine.replicas.keep()).await {
             Ok(Ok(now)) => {
-                report(&refused, &now);
-                refused = now;
+                report(&untrusted, &now);
+                untrusted = now;
             }
-            Ok(Err(error)) => tracing::debug!(%error, "the replicas were not looked at"),
-            Err(_) => tracing::debug!("the replicas were not looked at in time"),
+            Ok(Err(error)) => tracing::debug!(%error, "cannot poll the replicas"),
+            Err(_) => tracing::debug!("polling the replicas timed out"),
         }
         sleep(PAUSE).await;
-        let _ = timeout(LOOK, engine.sync.redis.required().outdated()).await;
+        let _ = timeout(POLL, engine.stores.redis.required_replicas().refresh_requested()).await;
     }
 }
 
-/// Says which primaries are refused that were not before.
+/// Logs each primary whose writes are no longer acknowledged, once.
 fn report(before: &[(String, NotInSet)], now: &[(String, NotInSet)]) {
-    for (primary, why) in now.iter().filter(|refused| !before.contains(refused)) {
-        tracing::error!(primary, %why, "nothing that this server says is acknowledged");
+    for (primary, why) in now.iter().filter(|untrusted| !before.contains(untrusted)) {
+        tracing::error!(primary, %why, "writes to this primary are not acknowledged");
     }
     metrics::primaries_refused(now.len());
 }

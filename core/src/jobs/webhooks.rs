@@ -1,10 +1,12 @@
-//! Delivers events to webhooks: a task for each, on one core at a time, so that a receiver that hangs or fails holds up none
-//! but itself.
+//! Delivers events to webhooks. Each webhook has a separate task, on one core at a time, so that a receiver
+//! that hangs or fails delays only its own events.
 //!
-//! Events come from the feed, each claim as it stands. Those of one claim are told in their order: one that was not taken waits
-//! in SQL, and those behind it of the same claim with it; other claims' go on. After a day it is parked.
+//! Events come from the feed, and show each claim in its current state. Events of one claim are delivered in
+//! order: if an event fails, it is stored in SQL as pending, and later events of the same claim are queued
+//! behind it. Other claims are not affected. An event that still fails after the retry period, by default a
+//! day, is parked.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,68 +17,74 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::clock;
-use crate::domain::webhook::{PARKED_MAX, TRIES_MIN, WaitingEvent, Webhook, WebhookEvent, pause};
-use crate::engine::webhook_sender::Sent;
+use crate::domain::webhook::{PARKED_MAX, TRIES_MIN, WaitingEvent, Webhook, WebhookEvent, retry_delay};
+use crate::engine::live::cores::CoreRun;
+use crate::engine::webhooks::sender::DeliveryOutcome;
 use crate::engine::{Engine, EngineError};
 use crate::metrics;
-use crate::store::sql::{By, FeedCursor, FeedPage, Progress, SqlError};
+use crate::store::sql::{ChangedBy, FeedCursor, FeedItem, FeedPage, Progress, SqlError};
 
-/// How often webhooks are looked for that no task of this core is at work on.
-const LOOK: Duration = Duration::from_secs(1);
-/// Half of it is longer than a try, and a round makes two, one after the other; it is renewed when half of it is over. Whatever is
-/// written by who has lost it changes nothing.
+/// The interval at which this core starts tasks for webhooks that have none.
+const POLL: Duration = Duration::from_secs(1);
+/// The TTL of a lease, which is renewed after half the TTL. Half the TTL is longer than a round, which makes
+/// two tries in sequence. Writes by a core that has lost the lease have no effect.
 const LEASE: Duration = Duration::from_secs(45);
-/// Events of one receiver that are sent at once.
-const AT_ONCE: u32 = 16;
-/// With so many events waiting, the feed is not read on: the receiver takes none.
-const UNTAKEN_MAX: u32 = 256;
-/// The least between two looks that find nothing: the feed may go on for other campaigns alone.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
-/// How long a webhook is left alone of which something cannot be read.
+/// Maximum number of events sent to one receiver at once.
+const CONCURRENT_MAX: u32 = 16;
+/// Number of pending events from which no more of the feed is read: the receiver is failing, and pending
+/// events would fill up SQL.
+const BACKLOG_MAX: u64 = 10_000;
+/// The minimum time between two empty reads of the feed. A read is empty if the feed has grown only by claims
+/// of other campaigns.
+const EMPTY_READ_PAUSE: Duration = Duration::from_millis(100);
+/// How long a webhook pauses after unreadable data.
 const UNREADABLE: Duration = Duration::from_secs(60);
-/// The most that is left of a lease when core stops to give it back.
+/// The time limit for releasing all leases when core stops.
 const RELEASE_MAX: Duration = Duration::from_millis(500);
 
-/// The deliveries of this core.
+/// The webhook deliveries of this core.
 #[derive(Debug)]
 pub struct Webhooks {
     engine: Arc<Engine>,
-    /// This core, among those that hold leases.
-    holder: String,
-    /// How long an event is tried before it is parked.
+    /// The holder of the leases. A second core with a copied data directory has a different run.
+    run: CoreRun,
+    /// How long an event is retried before it is parked.
     retry: Duration,
 }
 
 impl Webhooks {
-    /// Deliveries by the core `holder`, which tries each event for `retry`.
-    pub fn new(engine: Arc<Engine>, holder: String, retry: Duration) -> Self {
-        Self { engine, holder, retry }
+    /// Creates the deliveries of the core run `run`. Each event is retried for the period `retry`.
+    pub fn new(engine: Arc<Engine>, run: CoreRun, retry: Duration) -> Self {
+        Self { engine, run, retry }
     }
 
-    /// Delivers until `stop` turns true.
+    /// Delivers events until `stop` turns true.
     pub async fn run(self, mut stop: tokio::sync::watch::Receiver<bool>) {
-        if !self.engine.webhook_sender.is_on() {
+        if !self.engine.webhooks.sender.is_on() {
             return;
         }
+        // Leases of an earlier run would otherwise last until they expire.
+        let ended = self.engine.stores.sql.end_webhook_leases_of_core(self.run.core()).await;
+        let _ = ended.inspect_err(|error| tracing::debug!(%error, "cannot end the leases of an earlier run"));
         let this = Arc::new(self);
         tokio::select! {
             never = Arc::clone(&this).supervise() => match never {},
             _ = stop.wait_for(|stop| *stop) => {}
         }
-        // Otherwise another core waits for the leases' end.
-        let _ = timeout(RELEASE_MAX, this.engine.sync.sql.release_webhooks(&this.holder)).await;
+        // Otherwise another core would have to wait until the leases expire.
+        let _ = timeout(RELEASE_MAX, this.engine.stores.sql.release_webhooks(this.run.id())).await;
     }
 
-    /// Keeps a task at work on each webhook that is enabled.
+    /// Keeps a task running for each enabled webhook.
     async fn supervise(self: Arc<Self>) -> Infallible {
         let (mut tasks, mut at_work) = (JoinSet::new(), HashMap::new());
         loop {
             while let Some(ended) = tasks.try_join_next_with_id() {
                 at_work.remove(&ended.map_or_else(|error| error.id(), |(task, ())| task));
             }
-            match self.engine.webhooks().await {
+            match self.engine.webhooks.list().await {
                 Ok(webhooks) => {
-                    tell(&webhooks);
+                    record_metrics(&webhooks);
                     for webhook in webhooks {
                         let is_at_work = at_work.values().any(|id| *id == webhook.id);
                         if webhook.disabled_because.is_none() && !is_at_work {
@@ -85,150 +93,152 @@ impl Webhooks {
                         }
                     }
                 }
-                Err(error) => tracing::debug!(%error, "webhooks are not looked for"),
+                Err(error) => tracing::debug!(%error, "cannot list the webhooks"),
             }
-            sleep(LOOK).await;
+            sleep(POLL).await;
         }
     }
 
-    /// Delivers for the webhook `id`, until another look at it is due.
+    /// Delivers events to the webhook `id` until its task ends; [`Self::supervise`] starts the next one.
     async fn work(self: Arc<Self>, id: String) {
         match self.deliver(&id).await {
-            Err(error @ EngineError::Sql(SqlError::Unreadable(_))) => {
-                tracing::error!(%error, webhook = id, "its deliveries stand still");
+            Err(error) if error.is_unreadable() => {
+                tracing::error!(%error, webhook = id, "deliveries of a webhook have stopped for a minute");
                 sleep(UNREADABLE).await;
             }
-            // That SQL is away is told elsewhere.
-            Err(error) => tracing::debug!(%error, webhook = id, "its deliveries stand still"),
+            // SQL failures are logged elsewhere.
+            Err(error) => tracing::debug!(%error, webhook = id, "deliveries of a webhook have stopped"),
             Ok(()) => {}
         }
     }
 
-    /// Delivers for one webhook, as long as this core has its lease.
+    /// Delivers events to one webhook, as long as this core holds its lease.
     async fn deliver(&self, id: &str) -> Result<(), EngineError> {
-        let sql = &self.engine.sync.sql;
+        let sql = &self.engine.stores.sql;
         let mut held_until = clock::now();
         loop {
             let now = clock::now();
-            // Not in each round: at rest a write is a commit each second.
+            // The lease is not renewed in each round: on an idle webhook, this would be a commit every
+            // second.
             let webhook = if later(now, LEASE / 2) < held_until {
                 sql.webhook(id).await?.filter(|webhook| webhook.disabled_because.is_none())
             } else {
                 held_until = later(now, LEASE);
-                sql.hold_webhook(id, &self.holder, now, held_until).await?
+                sql.hold_webhook(id, self.run.id(), now, held_until).await?
             };
             let Some(webhook) = webhook else { return Ok(()) };
-            let waiting = sql.waiting_events(id, 0, UNTAKEN_MAX, false).await?;
-            if !self.retry_due(&webhook, &waiting).await? {
+            // Due retries and new events take turns, so neither can starve the other.
+            if !self.retry_due(&webhook).await? {
                 return Ok(());
             }
-            if waiting.len() >= UNTAKEN_MAX as usize {
-                sleep(until_next(&waiting, clock::now()).max(BETWEEN_LOOKS)).await;
+            if webhook.waiting >= BACKLOG_MAX {
+                sleep(self.until_next(id).await?.max(EMPTY_READ_PAUSE)).await;
                 continue;
             }
             let page = self.next_page(&webhook).await?;
             if page.items.is_empty() {
-                sleep(BETWEEN_LOOKS).await;
-                self.engine.feed_goes_on(&page, until_next(&waiting, clock::now())).await?;
-            } else if !self.deliver_page(&webhook, &waiting, page).await? {
+                sleep(EMPTY_READ_PAUSE).await;
+                let until_next = self.until_next(id).await?;
+                self.engine.feed.wait_for_more(&page, until_next).await?;
+            } else if !self.deliver_page(&webhook, page).await? {
                 return Ok(());
             }
         }
     }
 
-    /// The next part of the feed for a webhook. One whose place is gone, since the database was restored from a copy, begins
-    /// again: it is told twice rather than not at all.
+    /// Returns the next page of the feed for a webhook. If its cursor is no longer valid, because the
+    /// database was restored from a backup, the feed starts from the beginning: it is better to send events
+    /// twice than to lose them.
     async fn next_page(&self, webhook: &Webhook) -> Result<FeedPage, EngineError> {
         let after = webhook.cursor.parse::<FeedCursor>().ok();
-        let page = self.engine.sync.sql.feed(webhook.campaign.as_ref(), after.as_ref(), AT_ONCE).await?;
+        let page =
+            self.engine.stores.sql.feed(webhook.campaign.as_ref(), after.as_ref(), CONCURRENT_MAX).await?;
         if let Some(page) = page {
             Ok(page)
         } else {
             tracing::warn!(
                 webhook = webhook.id,
-                "its place in the feed is gone: it is told of all claims again"
+                "the webhook's feed cursor is no longer valid; resending all claims"
             );
-            let page = self.engine.sync.sql.feed(webhook.campaign.as_ref(), None, AT_ONCE).await?;
+            let page = self.engine.stores.sql.feed(webhook.campaign.as_ref(), None, CONCURRENT_MAX).await?;
             page.ok_or(EngineError::CursorInvalid)
         }
     }
 
-    /// Tells `webhook` of a page, each claim once; what it does not take waits. `false` when the deliveries end.
-    async fn deliver_page(
-        &self,
-        webhook: &Webhook,
-        waiting: &[WaitingEvent],
-        page: FeedPage,
-    ) -> Result<bool, SqlError> {
-        let behind: HashSet<_> = waiting.iter().map(|waiting| waiting.event.claim_id.as_str()).collect();
-        let events = page
-            .items
-            .iter()
-            .map(|item| WebhookEvent::of_claim(&item.row.claim, item.row.revision, item.row.updated_at));
-        let tried = join_all(events.map(|event| async {
-            // Behind others of its claim.
-            let sent = if behind.contains(event.claim_id.as_str()) {
-                None
-            } else {
-                Some(self.send(webhook, &event).await)
-            };
+    /// Sends the events of a page to `webhook`, and stores failed events as pending. Returns `false` if
+    /// deliveries must end.
+    async fn deliver_page(&self, webhook: &Webhook, page: FeedPage) -> Result<bool, SqlError> {
+        let event_of =
+            |item: &FeedItem| WebhookEvent::of_claim(&item.row.claim, item.row.revision, item.row.updated_at);
+        let events: Vec<_> = page.items.iter().map(event_of).collect();
+        let sql = &self.engine.stores.sql;
+        let waiting = sql.claims_with_waiting_events(&webhook.id, &events).await?;
+        let tried = join_all(events.into_iter().map(async |event| {
+            let is_behind = waiting.contains(&event.claim_id);
+            let sent = if is_behind { None } else { Some(self.send(webhook, &event).await) };
             (event, sent)
         }));
         let (mut delivered, mut left, mut gone) = (0, Vec::new(), false);
         for (event, sent) in tried.await {
             match sent {
-                Some(Sent::Delivered) => delivered += 1,
-                Some(Sent::Failed(why, after)) => left.push(self.waits(event, Some((why, after)))),
-                Some(Sent::Gone) => {
-                    gone = true;
-                    left.push(self.waits(event, Some(("status 410".to_owned(), None))));
+                Some(DeliveryOutcome::Delivered) => delivered += 1,
+                Some(DeliveryOutcome::Failed(why, after)) => {
+                    left.push(self.waiting_event(event, Some((why, after))));
                 }
-                None => left.push(self.waits(event, None)),
+                Some(DeliveryOutcome::Gone) => {
+                    gone = true;
+                    left.push(self.waiting_event(event, Some(("status 410".to_owned(), None))));
+                }
+                None => left.push(self.waiting_event(event, None)),
             }
         }
         let progress = Progress { cursor: &page.next, delivered, waiting: &left };
-        let holds =
-            self.engine.sync.sql.advance_webhook(&webhook.id, &self.holder, clock::now(), progress).await?;
+        let holds = sql.advance_webhook(&webhook.id, self.run.id(), clock::now(), progress).await?;
         if holds && gone {
-            self.disable(webhook, "the receiver has answered 410").await?;
+            self.disable(webhook, "the receiver answered 410 (Gone)").await?;
         }
         Ok(holds && !gone)
     }
 
-    /// Tries again what is due of `waiting`, of each claim the first. `false` when the deliveries end.
-    async fn retry_due(&self, webhook: &Webhook, waiting: &[WaitingEvent]) -> Result<bool, SqlError> {
-        let now = clock::now();
-        let due = first_of_each(waiting).filter(|waiting| waiting.next_at <= now).take(AT_ONCE as usize);
-        let tried =
-            join_all(due.map(async |waiting| (waiting, self.send(webhook, &waiting.event).await))).await;
-        let (sql, mut parked) = (&self.engine.sync.sql, webhook.parked);
+    /// Retries due events, but only the first event of each claim. Returns `false` if deliveries must end.
+    async fn retry_due(&self, webhook: &Webhook) -> Result<bool, SqlError> {
+        let (sql, mut parked) = (&self.engine.stores.sql, webhook.parked);
+        let due = sql.due_events(&webhook.id, clock::now(), CONCURRENT_MAX).await?;
+        let tried = due.into_iter().map(async |waiting| {
+            let sent = self.send(webhook, &waiting.event).await;
+            (waiting, sent)
+        });
+        let tried = join_all(tried).await;
         for (waiting, sent) in tried {
             let (why, after) = match sent {
-                Sent::Delivered => {
-                    if sql.took_waiting(&webhook.id, &self.holder, waiting.number, clock::now()).await? {
+                DeliveryOutcome::Delivered => {
+                    if sql
+                        .remove_delivered_event(&webhook.id, self.run.id(), waiting.number, clock::now())
+                        .await?
+                    {
                         continue;
                     }
                     return Ok(false);
                 }
-                Sent::Gone => {
-                    self.disable(webhook, "the receiver has answered 410").await?;
+                DeliveryOutcome::Gone => {
+                    self.disable(webhook, "the receiver answered 410 (Gone)").await?;
                     return Ok(false);
                 }
-                Sent::Failed(why, after) => (why, after),
+                DeliveryOutcome::Failed(why, after) => (why, after),
             };
-            let put_off = self.put_off(waiting.clone(), why, after);
-            if !sql.put_off_waiting(&webhook.id, &self.holder, &put_off).await? {
+            let postponed = self.postponed(waiting, why, after);
+            if !sql.reschedule_event(&webhook.id, self.run.id(), &postponed).await? {
                 return Ok(false);
             }
-            if put_off.parked {
+            if postponed.parked {
                 parked += 1;
                 metrics::webhook_delivery("parked");
                 tracing::error!(
                     webhook = webhook.id,
-                    event = put_off.event.id,
-                    tries = put_off.tries,
-                    why = put_off.last_error,
-                    "an event was not taken and is parked"
+                    event = postponed.event.id,
+                    tries = postponed.tries,
+                    why = postponed.last_error,
+                    "an event was not accepted and is parked"
                 );
             }
         }
@@ -238,11 +248,18 @@ impl Webhooks {
         Ok(parked < PARKED_MAX)
     }
 
-    async fn send(&self, webhook: &Webhook, event: &WebhookEvent) -> Sent {
-        let sent = self.engine.webhook_sender.send(webhook, event, clock::now()).await;
-        metrics::webhook_delivery(if sent == Sent::Delivered { "delivered" } else { "failed" });
-        if let Sent::Failed(why, _) = &sent {
-            tracing::debug!(webhook = webhook.id, event = event.id, why, "an event was not taken");
+    /// Returns the time until the next pending event is due, at most [`POLL`].
+    async fn until_next(&self, id: &str) -> Result<Duration, SqlError> {
+        let next = self.engine.stores.sql.next_event_due(id).await?;
+        let until = next.map_or(i64::MAX, |at| at.as_ms() - clock::now().as_ms());
+        Ok(Duration::from_millis(u64::try_from(until).unwrap_or(0)).min(POLL))
+    }
+
+    async fn send(&self, webhook: &Webhook, event: &WebhookEvent) -> DeliveryOutcome {
+        let sent = self.engine.webhooks.sender.send(webhook, event, clock::now()).await;
+        metrics::webhook_delivery(if sent == DeliveryOutcome::Delivered { "delivered" } else { "failed" });
+        if let DeliveryOutcome::Failed(why, _) = &sent {
+            tracing::debug!(webhook = webhook.id, event = event.id, why, "an event was not accepted");
         }
         sent
     }
@@ -251,61 +268,51 @@ impl Webhooks {
         tracing::error!(
             webhook = webhook.id,
             why,
-            "a webhook is disabled: `claimgate webhooks enable {}`",
+            "a webhook was disabled; to enable it, run `claimgate webhooks enable {}`",
             webhook.id
         );
-        let by = By { who: "core", at: clock::now() };
-        self.engine.sync.sql.disable_webhook(webhook, &self.holder, why, by).await
+        let by = ChangedBy { who: "core", at: clock::now() };
+        self.engine.stores.sql.disable_webhook(webhook, self.run.id(), why, by).await
     }
 
-    /// A new event that waits: after a first try that failed so, or behind others of its claim.
-    fn waits(&self, event: WebhookEvent, failed: Option<(String, Option<Duration>)>) -> WaitingEvent {
+    /// Creates a pending event, which failed at its first try, or is queued behind another event of the same
+    /// claim.
+    fn waiting_event(&self, event: WebhookEvent, failed: Option<(String, Option<Duration>)>) -> WaitingEvent {
         let now = clock::now();
-        let (tries, last_error) = (0, "behind an earlier event of the claim".to_owned());
+        let (tries, last_error) = (0, "waiting for an earlier event of the claim".to_owned());
         let waiting =
             WaitingEvent { number: 0, event, parked: false, tries, first_at: now, next_at: now, last_error };
         match failed {
             None => waiting,
-            Some((why, after)) => WaitingEvent { parked: false, ..self.put_off(waiting, why, after) },
+            Some((why, after)) => WaitingEvent { parked: false, ..self.postponed(waiting, why, after) },
         }
     }
 
-    fn put_off(&self, waiting: WaitingEvent, why: String, after: Option<Duration>) -> WaitingEvent {
+    fn postponed(&self, waiting: WaitingEvent, why: String, after: Option<Duration>) -> WaitingEvent {
         let now = clock::now();
         let tries = waiting.tries + 1;
-        // An event that waited behind another one was not tried meanwhile.
+        // The retry period starts with the first try, not when the event was queued.
         let first_at = if waiting.tries == 0 { now } else { waiting.first_at };
-        let wait = pause(tries, self.retry, draw()).max(after.unwrap_or_default().min(self.retry / 8));
+        let wait =
+            retry_delay(tries, self.retry, random_byte()).max(after.unwrap_or_default().min(self.retry / 8));
         let parked = tries >= TRIES_MIN && later(first_at, self.retry) <= now;
         WaitingEvent { parked, tries, first_at, next_at: later(now, wait), last_error: why, ..waiting }
     }
 }
 
-fn tell(webhooks: &[Webhook]) {
+fn record_metrics(webhooks: &[Webhook]) {
     let disabled = webhooks.iter().filter(|webhook| webhook.disabled_because.is_some()).count();
     let waiting = webhooks.iter().map(|webhook| webhook.waiting).sum();
     metrics::webhooks(disabled, waiting, webhooks.iter().map(|webhook| webhook.parked).sum());
-}
-
-/// The first waiting event of each claim: it alone is tried.
-fn first_of_each(waiting: &[WaitingEvent]) -> impl Iterator<Item = &WaitingEvent> {
-    let mut claims = HashSet::new();
-    waiting.iter().filter(move |waiting| claims.insert(waiting.event.claim_id.as_str()))
-}
-
-/// How long it is until one of those that wait is due, or a look is.
-fn until_next(waiting: &[WaitingEvent], now: Timestamp) -> Duration {
-    let next = first_of_each(waiting).map(|waiting| waiting.next_at.as_ms() - now.as_ms()).min();
-    next.map_or(LOOK, |ms| Duration::from_millis(u64::try_from(ms).unwrap_or(0))).min(LOOK)
 }
 
 fn later(now: Timestamp, by: Duration) -> Timestamp {
     now.saturating_add_ms(i64::try_from(by.as_millis()).unwrap_or(i64::MAX))
 }
 
-fn draw() -> u8 {
+fn random_byte() -> u8 {
     let mut byte = [0; 1];
-    // Without randomness all wait equally long.
+    // If there is no randomness, all events get the same jitter.
     let _ = getrandom::fill(&mut byte);
     byte[0]
 }

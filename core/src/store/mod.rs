@@ -1,4 +1,4 @@
-//! The two stores. Neither knows the other, nor the engine.
+//! The two stores. Neither store depends on the other, or on the engine.
 
 pub mod redis;
 pub mod sql;

@@ -1,9 +1,11 @@
-//! What this isolate keeps of campaigns between requests: a snapshot of each, for at most 2 s, in bounded space.
+//! The isolate's cache of campaigns: a snapshot of each, used for at most 2 s, in bounded memory.
 //!
-//! No request may wait for a call that another request has made: a runtime cuts such waiting off. So the request that finds
-//! a snapshot due has the next one fetched after its own response, and every request uses the snapshot that is there.
+//! The runtime does not let a request await I/O that a different request started. Therefore, a request that
+//! finds a snapshot due for refresh starts the refresh in the background, and every request uses the current
+//! snapshot.
 //!
-//! `snapshot` is one campaign at one moment, `store` holds them, `refresh` fetches them from core.
+//! `snapshot` is a campaign at one point in time, `store` holds the snapshots, `refresh` fetches them from
+//! core.
 
 pub mod refresh;
 pub mod snapshot;

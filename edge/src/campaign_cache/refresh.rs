@@ -1,4 +1,4 @@
-//! Fetching a campaign from core, by one request at a time.
+//! Refreshes of campaigns from core, by one request at a time.
 
 use std::rc::Rc;
 
@@ -8,19 +8,21 @@ use worker::js_sys::Math;
 use super::snapshot::{Snapshot, View};
 use super::store::{self, Lookup};
 use crate::clock;
+use crate::core_client::CoreClient;
 use crate::core_client::circuit_breaker::CallKind;
-use crate::core_client::{self, CoreClient, CoreRequest, CoreResponse};
+use crate::core_client::request::CoreRequest;
+use crate::core_client::response::{self, CoreResponse};
 
-/// What core answered when it was asked for a campaign.
+/// Core's response about a campaign.
 #[derive(Debug)]
 pub enum Refreshed {
     /// The campaign's new snapshot.
     Snapshot(Rc<Snapshot>),
-    /// A problem, to be passed on as it is.
+    /// A problem, to be returned unchanged.
     Problem(CoreResponse),
 }
 
-/// The turn of one request to fetch a campaign from core. Dropping it ends the turn.
+/// The right of one request to fetch a campaign from core. Dropping it gives up the right.
 #[derive(Debug)]
 pub struct Refresh {
     id: CampaignId,
@@ -28,20 +30,20 @@ pub struct Refresh {
 }
 
 impl Refresh {
-    /// Takes the turn at `now`, if `found` is due for a refresh and no other request has the turn.
+    /// Begins a refresh at `now`, if `found` is due and no other request is refreshing the campaign.
     pub fn begin(id: &CampaignId, found: &Lookup, now: Timestamp) -> Option<Self> {
-        let has_turn = found.is_due(now) && store::with(|cache| cache.begin_refresh(id, now));
-        has_turn.then(|| Self { id: id.clone(), began_at: now })
+        let has_begun = found.is_due(now) && store::with(|cache| cache.begin_refresh(id, now));
+        has_begun.then(|| Self { id: id.clone(), began_at: now })
     }
 
-    /// Fetches the campaign, puts it into the cache and returns it. A campaign that core does not know is cached as such.
+    /// Fetches the campaign, caches it and returns it. A campaign that does not exist is cached as not found.
     ///
     /// # Errors
-    /// `unavailable` when core does not answer in time, or answers with something that is not this campaign.
+    /// `unavailable` if core does not respond in time, or its response is not this campaign.
     pub async fn run(self, core: &CoreClient<'_>, request_id: &str) -> Result<Refreshed, Problem> {
         let requested_at = clock::now()?;
         let path = format!("/internal/v1/campaigns/{}", self.id);
-        // The snapshot serves every user, so it is requested without one.
+        // The snapshot is for all users, so the request names no user.
         let kind = store::call_kind(&self.id, requested_at, CallKind::Views);
         let response = core.send(CoreRequest::new(kind, &path, request_id)).await?;
         if response.summary().is_problem(Code::CampaignNotFound) {
@@ -52,7 +54,7 @@ impl Refresh {
         }
         let view: View = response.read()?;
         if view.id != self.id {
-            return Err(core_client::invalid_response(&"it is about another campaign"));
+            return Err(response::invalid_response(&"it describes another campaign"));
         }
         let snapshot = Rc::new(Snapshot::new(view, requested_at, clock::now()?, Math::random()));
         store::with(|cache| cache.insert(Rc::clone(&snapshot)));

@@ -1,6 +1,6 @@
-//! A campaign as core described it, and what follows from that a moment later.
+//! Snapshots of campaigns, and the conclusions that remain valid a moment later.
 //!
-//! The edge reads the members that it decides by and passes the rest through: core may be newer, and say more.
+//! The edge parses the members that it uses and passes the rest through: a newer core may send more.
 
 use std::rc::Rc;
 
@@ -8,46 +8,44 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use claimgate_shared::campaign::AdminState;
 use claimgate_shared::window::Position;
-use claimgate_shared::{CampaignId, CampaignState, Timestamp, Version, Window};
+use claimgate_shared::{CampaignId, CampaignState, PassRule, Timestamp, Version, Window};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
 
 use crate::clock::age_ms;
 
-/// How long a negative result ("sold out", "no such campaign") is used, in milliseconds: short, so that a return of units or
-/// a new campaign is soon seen.
+/// TTL of a negative result ("sold out", "no such campaign"), in milliseconds. It is short, so that returned
+/// units and new campaigns are noticed soon.
 pub const NEGATIVE_TTL_MS: i64 = 1_000;
-/// When the next snapshot is due, in milliseconds after this one was requested, earliest and latest: before this one
-/// expires, and not in all isolates at once.
+/// The earliest and the latest time for a refresh, in milliseconds after the request for the current
+/// snapshot. A refresh is due before the snapshot expires, and jittered so that isolates do not refresh at
+/// once.
 const REFRESH_AFTER_MS: (i64, i64) = (300, 600);
 
-/// A campaign view of core's.
+/// A campaign view as core sends it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct View {
     /// The campaign's id.
     pub id: CampaignId,
-    /// Its state at `server_time`.
+    /// The state at `server_time`.
     pub state: State,
-    /// When it opens and closes.
+    /// When the campaign opens and closes.
     #[serde(flatten)]
     pub window: Window,
-    /// Units left; `None` when the total is unlimited.
+    /// Units left; `None` if the total is unlimited.
     pub remaining: Option<u32>,
-    /// Raised by every change an admin makes.
+    /// Incremented by every change an admin makes.
     pub version: Version,
-    /// The clock that decides claims, when core answered.
+    /// The time of core's response, by the clock that decides claims.
     pub server_time: Timestamp,
-    /// Name, time zone, limits, and members that the edge does not know.
+    /// Name, time zone, limits and unknown members.
     #[serde(flatten)]
     pub other: OtherMembers,
 }
 
 impl View {
-    /// An `ETag` over everything except the clock, which differs in every response.
-    ///
-    /// # Errors
-    /// When the view cannot be serialized.
+    /// Computes an `ETag` over everything except the time, which differs in every response.
     pub fn etag(&self) -> Result<String, serde_json::Error> {
         let timeless = Self { server_time: self.window.starts_at(), ..self.clone() };
         let digest = Sha256::digest(serde_json::to_vec(&timeless)?);
@@ -55,17 +53,37 @@ impl View {
     }
 }
 
-/// A campaign's state, which may be newer than the edge.
+/// A campaign's state, possibly one that is unknown to this edge.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum State {
-    /// A state that the edge knows.
+    /// A state known to this edge.
     Known(CampaignState),
-    /// A state that was added to core later: the edge decides nothing by it.
+    /// A state added by a newer core. The edge makes no decision based on such a state.
     Unrecognized(String),
 }
 
-/// Extensions that the edge only passes on. All copies of a view share them.
+/// A campaign's rule about passes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Passes {
+    /// None, or a core that is older than passes.
+    NotRequired,
+    /// A rule known to this edge.
+    Rule(PassRule),
+    /// A rule added by a newer core. The edge makes no decision based on such a rule.
+    Unrecognized,
+}
+
+impl Passes {
+    fn of(member: Option<&Value>) -> Self {
+        match member {
+            None | Some(Value::Null) => Self::NotRequired,
+            Some(rule) => PassRule::deserialize(rule).map_or(Self::Unrecognized, Self::Rule),
+        }
+    }
+}
+
+/// Members that the edge passes through. All copies of a view share them.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct OtherMembers(Rc<Map<String, Value>>);
 
@@ -81,10 +99,11 @@ impl<'de> Deserialize<'de> for OtherMembers {
     }
 }
 
-/// A campaign as core described it a moment ago, and the difference between core's clock and this one's.
+/// A campaign view, with the time of its request and the offset of core's clock from the edge's.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     view: View,
+    passes: Passes,
     requested_at: Timestamp,
     remaining_at: Timestamp,
     refresh_at: Timestamp,
@@ -93,10 +112,10 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// The snapshot of `view`, which was requested at `requested_at` and received at `received_at`, both by the edge's clock.
-    /// `jitter`, from 0 to 1, places its refresh within the interval for it.
+    /// Creates a snapshot of a `view` requested at `requested_at` and received at `received_at`, by the edge's
+    /// clock. `jitter`, from 0 to 1, chooses the refresh time within its interval.
     pub fn new(view: View, requested_at: Timestamp, received_at: Timestamp, jitter: f64) -> Self {
-        // Core read its clock at some time between the two: halfway is off by half at most.
+        // Core read its clock between the request and the response. The midpoint is off by at most half the interval.
         let half_ms = (received_at.as_ms() - requested_at.as_ms()).max(0) / 2;
         Self {
             core_ahead_ms: view.server_time.as_ms() - requested_at.as_ms() - half_ms,
@@ -104,36 +123,38 @@ impl Snapshot {
             refresh_at: requested_at.saturating_add_ms(refresh_after_ms(jitter)),
             remaining_at: requested_at,
             requested_at,
+            passes: Passes::of(view.other.0.get("pass")),
             view,
         }
     }
 
-    /// The view as core sent it, except that [`with_remaining`](Self::with_remaining) may have replaced what is left.
+    /// Returns the view as core sent it, except that [`with_remaining`](Self::with_remaining) may have
+    /// updated `remaining`.
     pub fn view(&self) -> &View {
         &self.view
     }
 
-    /// When it was requested: it is at least as recent as this.
+    /// Returns when the snapshot was requested. Its data is at least that recent.
     pub fn requested_at(&self) -> Timestamp {
         self.requested_at
     }
 
-    /// When the number of units left was requested, which responses to claims state too.
+    /// Returns when `remaining` was requested. Responses to claims also update `remaining`.
     pub fn remaining_at(&self) -> Timestamp {
         self.remaining_at
     }
 
-    /// Whether no units were left at most [`NEGATIVE_TTL_MS`] before `now`.
+    /// Returns whether no units were left, as of at most [`NEGATIVE_TTL_MS`] before `now`.
     pub fn is_sold_out(&self, now: Timestamp) -> bool {
         self.view.remaining == Some(0) && age_ms(self.remaining_at, now) <= NEGATIVE_TTL_MS
     }
 
-    /// Core's clock when the edge's shows `now`.
+    /// Returns core's time when the edge's clock reads `now`.
     pub fn server_time(&self, now: Timestamp) -> Timestamp {
         now.saturating_add_ms(self.core_ahead_ms)
     }
 
-    /// Where core's clock lies in the window at `now`; `None` when it is too close to an edge of the window to tell.
+    /// Returns core's position in the window at `now`; `None` if it is too close to a boundary to be certain.
     pub fn position(&self, now: Timestamp) -> Option<Position> {
         let clock = self.server_time(now);
         let earliest = self.view.window.position(clock.saturating_add_ms(-self.clock_error_ms));
@@ -141,7 +162,22 @@ impl Snapshot {
         (earliest == latest).then_some(latest)
     }
 
-    /// The view with its clock moved on to `now`, and the state that follows from that.
+    /// Returns whether a pass may matter to a claim. Only then does core know what a pass is.
+    pub fn has_pass_rule(&self) -> bool {
+        self.passes != Passes::NotRequired
+    }
+
+    /// Returns the rule by which a claim at `now` needs a pass; `None` if it needs none, or if `now` is too close to
+    /// the rule's end to be certain.
+    pub fn required_pass(&self, now: Timestamp) -> Option<PassRule> {
+        let latest = self.server_time(now).saturating_add_ms(self.clock_error_ms);
+        match self.passes {
+            Passes::Rule(rule) if rule.requires_at(latest) => Some(rule),
+            Passes::Rule(_) | Passes::NotRequired | Passes::Unrecognized => None,
+        }
+    }
+
+    /// Returns the view with `server_time` advanced to `now`, and the state at that time.
     pub fn view_at(&self, now: Timestamp) -> View {
         let server_time = self.server_time(now);
         let by_clock =
@@ -159,17 +195,17 @@ impl Snapshot {
         }
     }
 
-    /// Whether the next snapshot is to be fetched at `now`; a clock that was set back makes it due.
+    /// Returns whether a refresh is due at `now`. A clock that was set back also makes it due.
     pub fn is_due(&self, now: Timestamp) -> bool {
         now >= self.refresh_at || now < self.requested_at
     }
 
-    /// Whether the campaign is over, so that Redis may have evicted it.
+    /// Returns whether the campaign is over and may therefore have been evicted from Redis.
     pub fn is_over(&self, now: Timestamp) -> bool {
         self.view.state == State::Known(CampaignState::Ended) || self.position(now) == Some(Position::After)
     }
 
-    /// The same snapshot with `remaining` units left, requested at `remaining_at`.
+    /// Returns the snapshot with `remaining` units left, as requested at `remaining_at`.
     #[must_use]
     pub fn with_remaining(&self, remaining: Option<u32>, remaining_at: Timestamp) -> Self {
         Self { remaining_at, view: View { remaining, ..self.view.clone() }, ..self.clone() }
@@ -192,7 +228,7 @@ pub(crate) mod tests {
         Timestamp::from_ms(ms).unwrap()
     }
 
-    /// A campaign with a window from 10,000 to 20,000 by core's clock, which read `server_ms`.
+    /// Returns a campaign with a window from 10,000 to 20,000 by core's clock, which reads `server_ms`.
     pub(crate) fn view(state: CampaignState, remaining: Option<u32>, server_ms: i64) -> View {
         View {
             id: "demo".parse().unwrap(),
@@ -218,7 +254,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_core_sends_is_shown_whole() {
+    fn all_members_that_core_sends_are_passed_through() {
         for state in ["open", "sold_out", "lottery"] {
             let mut sent = sent();
             sent["state"] = json!(state);
@@ -229,7 +265,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_etag_is_of_everything_but_the_clock() {
+    fn the_etag_covers_everything_but_the_server_time() {
         let (first, mut later, mut fewer, mut other) = (sent(), sent(), sent(), sent());
         later["server_time"] = json!("2026-01-02T00:00:01.000Z");
         fewer["remaining"] = json!(4);
@@ -241,8 +277,8 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_window_is_judged_by_cores_clock_and_only_when_sure() {
-        // Requested at 1,000 and answered at 1,100 with 9,000: core is 7,950 ahead, give or take 51.
+    fn the_window_is_judged_by_cores_clock_only_if_certain() {
+        // Requested at 1,000, received at 1,100 with the time 9,000: core is 7,950 ahead, give or take 51.
         let snapshot = Snapshot::new(view(CampaignState::Scheduled, None, 9_000), at(1_000), at(1_100), 0.0);
         for (now, position) in [
             (1_100, Some(Position::Before)),
@@ -257,7 +293,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_views_clock_moves_on_and_its_state_with_it() {
+    fn a_views_time_and_state_advance() {
         let snapshot =
             Snapshot::new(view(CampaignState::Scheduled, Some(5), 9_500), at(1_000), at(1_000), 0.0);
         assert_eq!(snapshot.view_at(at(1_499)).state, State::Known(CampaignState::Scheduled));
@@ -271,7 +307,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_next_snapshot_is_due_before_this_one_expires_and_at_random() {
+    fn a_refresh_is_due_at_a_jittered_time() {
         for (jitter, due_ms) in [(0.0, 300), (0.5, 450), (1.0, 600)] {
             let view = view(CampaignState::Open, None, 15_000);
             let snapshot = Snapshot::new(view, at(1_000), at(1_000), jitter);

@@ -1,42 +1,43 @@
-//! Spares a core that does not answer, and the browsers that would wait for it: after some calls without an answer the
-//! circuit opens, and only single probes from time to time find out whether core answers again.
+//! Stops calls to a core that does not respond: after several consecutive failures the circuit opens, and
+//! single probes check from time to time whether core is back. Neither core nor browsers wait for doomed
+//! calls.
 //!
-//! The circuit breaker of Nygard's "Release It!". Nothing here does I/O, reads a clock or draws random numbers.
+//! The circuit breaker of Nygard's "Release It!". Nothing here does I/O, reads a clock or generates random numbers.
 
 use claimgate_shared::Timestamp;
 
 use crate::clock::age_ms;
 
-/// The circuit opens after this many consecutive calls without an answer.
+/// The circuit opens after this many consecutive failed calls.
 const FAILURES_MAX: u32 = 5;
-/// The first pause; each probe without an answer doubles the next one.
+/// The first pause. Each failed probe doubles the next pause.
 const PAUSE_MS_MIN: i64 = 500;
-/// The longest pause: short, because claims wait for it after core is back.
+/// The longest pause. It is short because claims wait for it after core is back.
 const PAUSE_MS_MAX: i64 = 2_000;
-/// When no call was made for this long after a pause, the failures before it say nothing about core now: the circuit
-/// closes, so that of several calls that arrive together all are let through, and not one probe.
+/// If no call was made for this long after a pause, the earlier failures are out of date. The circuit closes,
+/// so that several calls that arrive together are all allowed, not only one probe.
 const STALE_MS: i64 = 5_000;
-/// A probe that was cut off never reports its result, so after this long another one is let through.
+/// A probe that was cut off never reports its result, so a new probe is allowed after this time.
 const PROBE_MS_MAX: i64 = 2_500;
 
-/// Whether core may be called.
+/// The state of a circuit: whether core may be called.
 #[derive(Debug, PartialEq, Eq)]
 pub enum CircuitBreaker {
-    /// Every call may be made.
+    /// All calls are allowed.
     Closed {
-        /// Consecutive calls without an answer.
+        /// Consecutive failed calls.
         failures: u32,
     },
-    /// No call may be made until the pause is over.
+    /// No call is allowed until the pause is over.
     Open {
         /// When the pause began.
         opened_at: Timestamp,
         /// The pause before jitter, in milliseconds.
         pause_ms: i64,
-        /// The pause, in milliseconds.
+        /// The pause with jitter, in milliseconds.
         jittered_ms: i64,
     },
-    /// One probe is in flight, and no other call may be made.
+    /// One probe is in flight, and no other call is allowed.
     HalfOpen {
         /// When the probe began.
         probe_began_at: Timestamp,
@@ -45,17 +46,18 @@ pub enum CircuitBreaker {
     },
 }
 
-/// What core needs in order to answer a call. Failures of one kind say nothing about the others: while SQL does not answer,
-/// Redis goes on deciding claims.
+/// Kinds of calls, by what core needs to answer them. They fail independently: while SQL is unavailable,
+/// Redis still decides claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallKind {
-    /// Claims on live campaigns: decided by Redis alone.
+    /// Claims on live campaigns: only Redis is needed.
     Claims,
-    /// Views of live campaigns: Redis, and SQL when the rules have changed.
+    /// Views of live campaigns: Redis, and SQL if the rules have changed.
     Views,
     /// Reads of claims: mostly SQL.
     Lookups,
-    /// Claims on and views of campaigns that core may have to read from SQL: not known here yet, or over.
+    /// Claims and views that core may have to read from SQL: of campaigns that are not cached yet, or over. And reports of
+    /// refused claims, which core writes to SQL.
     MayNeedSql,
 }
 
@@ -69,7 +71,7 @@ pub struct CircuitBreakers {
 }
 
 impl CircuitBreakers {
-    /// The circuit breaker of `kind`.
+    /// Returns the circuit breaker for calls of `kind`.
     pub fn of(&mut self, kind: CallKind) -> &mut CircuitBreaker {
         match kind {
             CallKind::Claims => &mut self.claims,
@@ -87,10 +89,11 @@ impl Default for CircuitBreaker {
 }
 
 impl CircuitBreaker {
-    /// Whether a call may be made at `now`. After a pause the first one is the probe, so a caller that is let through has to
-    /// call, and to report with [`record_success`](Self::record_success) or [`record_failure`](Self::record_failure).
+    /// Returns whether a call is allowed at `now`. The first one after a pause is the probe, so an allowed
+    /// caller must make the call and report it with [`record_success`](Self::record_success) or
+    /// [`record_failure`](Self::record_failure).
     pub fn allows(&mut self, now: Timestamp) -> bool {
-        let (waited_ms, wait_ms, pause_ms) = match *self {
+        let (elapsed_ms, wait_ms, pause_ms) = match *self {
             Self::Closed { .. } => return true,
             Self::Open { opened_at, jittered_ms, .. } if age_ms(opened_at, now) >= jittered_ms + STALE_MS => {
                 *self = Self::default();
@@ -103,32 +106,33 @@ impl CircuitBreaker {
                 (age_ms(probe_began_at, now), PROBE_MS_MAX, pause_ms)
             }
         };
-        let is_probe = waited_ms >= wait_ms;
+        let is_probe = elapsed_ms >= wait_ms;
         if is_probe {
             *self = Self::HalfOpen { probe_began_at: now, pause_ms };
         }
         is_probe
     }
 
-    /// Makes a call at `now` the probe though the pause is not over, which the caller has to report like any other.
+    /// Starts a probe at `now` even if the pause is not over. The caller must report the result as for any
+    /// call.
     pub fn probe(&mut self, now: Timestamp) {
         if let Self::Open { pause_ms, .. } = *self {
             *self = Self::HalfOpen { probe_began_at: now, pause_ms };
         }
     }
 
-    /// Whether a probe is in flight.
-    pub fn is_probed(&self) -> bool {
+    /// Returns whether a probe is in flight.
+    pub fn is_probing(&self) -> bool {
         matches!(self, Self::HalfOpen { .. })
     }
 
-    /// Records that core has answered, with a success or a problem: the circuit closes.
+    /// Records that core responded, even with a problem, and closes the circuit.
     pub fn record_success(&mut self) {
         *self = Self::default();
     }
 
-    /// Records that a call that began at `began_at` ended at `now` without an answer from core. `jitter`, from 0 to 1,
-    /// shortens the pause by up to half, so that isolates do not all probe at once.
+    /// Records that a call that began at `began_at` failed at `now`. `jitter`, from 0 to 1, shortens the
+    /// pause by up to half, so that isolates do not all probe at once.
     pub fn record_failure(&mut self, began_at: Timestamp, now: Timestamp, jitter: f64) {
         let pause_ms = match self {
             Self::Closed { failures } if *failures + 1 < FAILURES_MAX => {
@@ -136,7 +140,7 @@ impl CircuitBreaker {
                 return;
             }
             Self::Closed { .. } => PAUSE_MS_MIN,
-            // Begun before the pause, or before its probe: it says nothing new.
+            // The call began before the pause, or before the probe: ignore it.
             Self::Open { .. } => return,
             Self::HalfOpen { probe_began_at, .. } if began_at < *probe_began_at => return,
             Self::HalfOpen { pause_ms, .. } => (*pause_ms * 2).min(PAUSE_MS_MAX),
@@ -145,7 +149,7 @@ impl CircuitBreaker {
     }
 }
 
-/// From half of `ms` (`jitter` 0) to all of it (`jitter` 1).
+/// Returns `ms` scaled to between half (`jitter` 0) and all of it (`jitter` 1).
 #[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)] // two seconds at most
 fn jittered(ms: i64, jitter: f64) -> i64 {
     (ms as f64 * (0.5 + jitter.clamp(0.0, 1.0) / 2.0)) as i64
@@ -169,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn it_opens_after_failures_in_a_row_and_only_then() {
+    fn only_consecutive_failures_open_the_circuit() {
         let mut breaker = CircuitBreaker::default();
         for _ in 0..100 {
             for _ in 1..FAILURES_MAX {
@@ -191,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_double_up_to_their_longest() {
+    fn pauses_double_up_to_the_maximum() {
         let mut breaker = opened();
         let mut now_ms = 0;
         for pause_ms in [500, 1_000, 2_000, 2_000] {
@@ -203,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_from_before_the_pause_do_not_lengthen_it() {
+    fn calls_begun_before_the_pause_do_not_extend_it() {
         let mut breaker = opened();
         for _ in 0..50 {
             breaker.record_failure(at(400), at(400), 1.0);
@@ -216,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_dropped_when_no_call_follows_the_pause() {
+    fn failures_are_forgotten_if_no_call_follows_the_pause() {
         let mut breaker = opened();
         assert!(breaker.allows(at(5_499)) && !breaker.allows(at(5_499)), "one probe");
         let mut breaker = opened();
@@ -226,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_that_is_cut_off_does_not_keep_core_dead() {
+    fn a_lost_probe_is_replaced_by_a_new_probe() {
         let mut breaker = opened();
         assert!(breaker.allows(at(500)));
         assert!(!breaker.allows(at(2_999)));
@@ -234,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_of_one_kind_open_no_other_circuit() {
+    fn failures_of_one_kind_do_not_open_other_circuits() {
         const KINDS: [CallKind; 4] =
             [CallKind::Claims, CallKind::Views, CallKind::Lookups, CallKind::MayNeedSql];
         for failing in KINDS {
@@ -256,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_set_back_ends_the_pause() {
+    fn a_backward_clock_step_ends_the_pause() {
         assert!(opened().allows(at(-50_000)));
     }
 }

@@ -1,12 +1,12 @@
-//! Which of several cores is called: each in turn, past those whose circuit is open.
+//! Round-robin selection of cores, skipping cores whose circuit is open.
 //!
-//! Nothing here does I/O, reads a clock or draws random numbers.
+//! Nothing here does I/O, reads a clock or generates random numbers.
 
 use claimgate_shared::Timestamp;
 
 use super::circuit_breaker::{CallKind, CircuitBreaker, CircuitBreakers};
 
-/// The cores, by their places in the configuration's list, and whose turn it is.
+/// The circuit breakers of the cores, in the order of the configuration, and the next core to call.
 #[derive(Debug)]
 pub struct Rotation {
     cores: Vec<CircuitBreakers>,
@@ -14,22 +14,26 @@ pub struct Rotation {
 }
 
 impl Rotation {
-    /// Of `count` cores, at least one, the turn of the one at `first`.
+    /// Creates a rotation over `count` cores, at least one, starting at index `first`.
     pub fn new(count: usize, first: usize) -> Self {
         Self { cores: (0..count).map(|_| CircuitBreakers::default()).collect(), next: first }
     }
 
-    /// The core to call at `now`: the one whose turn it is, else the next whose circuit is closed. After `failed` another one,
-    /// where all others' circuits are open as a probe: of two cores that are restarted in turn the first may be back before
-    /// its pause is over. `None` when all circuits are open; of several cores one that is probed is called even then. The
-    /// caller has to call it, and to report to its circuit breaker.
+    /// Picks the next core in rotation whose breaker allows a call at `now`. If no breaker does and there are
+    /// several cores, picks a core that is being probed. Otherwise returns `None`.
+    ///
+    /// After a failed call to `failed`, picks a different core. If all other breakers are open, probes a
+    /// core: when two cores are restarted one after the other, the first may be back before its pause is
+    /// over.
+    ///
+    /// The caller must call the core and report to its breaker.
     pub fn choose(&mut self, kind: CallKind, failed: Option<usize>, now: Timestamp) -> Option<usize> {
         let count = self.cores.len();
         let Some(failed) = failed.filter(|_| count > 1) else {
             let mut in_turn = (0..count).map(|step| (self.next + step) % count);
             let allowed = in_turn.clone().find(|core| self.cores[*core].of(kind).allows(now));
-            let mut probed = || in_turn.find(|core| count > 1 && self.cores[*core].of(kind).is_probed());
-            let chosen = allowed.or_else(&mut probed)?;
+            let mut probing = || in_turn.find(|core| count > 1 && self.cores[*core].of(kind).is_probing());
+            let chosen = allowed.or_else(&mut probing)?;
             self.next = chosen + 1;
             return Some(chosen);
         };
@@ -38,7 +42,7 @@ impl Rotation {
         allowed.or_else(|| others.next().inspect(|core| self.cores[*core].of(kind).probe(now)))
     }
 
-    /// The circuit breaker of `core` for calls of `kind`.
+    /// Returns the circuit breaker of `core` for calls of `kind`.
     pub fn circuit_breaker(&mut self, core: usize, kind: CallKind) -> &mut CircuitBreaker {
         self.cores[core].of(kind)
     }
@@ -58,7 +62,7 @@ mod tests {
         (0..calls).map(|_| rotation.choose(KIND, None, at(0))).collect()
     }
 
-    /// Fails until its circuit opens.
+    /// Records failures until the core's circuit opens.
     fn kill(rotation: &mut Rotation, core: usize) {
         let circuit = rotation.circuit_breaker(core, KIND);
         while circuit.allows(at(0)) {
@@ -74,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_are_left_share_the_calls_of_a_dead_core_evenly() {
+    fn the_remaining_cores_share_a_dead_cores_calls_evenly() {
         let mut rotation = Rotation::new(3, 0);
         kill(&mut rotation, 0);
         assert_eq!(chosen(&mut rotation, 4), [1, 2, 1, 2].map(Some));
@@ -82,28 +86,32 @@ mod tests {
         assert_eq!(chosen(&mut rotation, 2), [2, 2].map(Some));
         kill(&mut rotation, 2);
         assert_eq!(chosen(&mut rotation, 1), [None]);
-        assert_eq!(rotation.choose(CallKind::Lookups, None, at(0)), Some(0), "of its own circuits");
+        assert_eq!(
+            rotation.choose(CallKind::Lookups, None, at(0)),
+            Some(0),
+            "lookups have their own breakers"
+        );
     }
 
     #[test]
-    fn a_call_that_failed_is_made_at_another_core_and_takes_no_turn() {
+    fn a_retry_uses_a_different_core_and_keeps_the_rotation() {
         let mut rotation = Rotation::new(3, 0);
         assert_eq!(rotation.choose(KIND, None, at(0)), Some(0));
         assert_eq!(rotation.choose(KIND, Some(0), at(0)), Some(1));
         assert_eq!(rotation.choose(KIND, Some(2), at(0)), Some(0));
         assert_eq!(rotation.choose(KIND, None, at(0)), Some(1));
-        assert_eq!(Rotation::new(1, 0).choose(KIND, Some(0), at(0)), Some(0), "there is no other");
+        assert_eq!(Rotation::new(1, 0).choose(KIND, Some(0), at(0)), Some(0), "there is no other core");
     }
 
     #[test]
-    fn a_call_that_failed_is_made_at_a_core_that_may_be_back_before_it_is_probed() {
+    fn a_retry_probes_a_different_core_before_its_pause_is_over() {
         let mut rotation = Rotation::new(3, 0);
         kill(&mut rotation, 0);
         kill(&mut rotation, 2);
         assert_eq!(rotation.choose(KIND, Some(1), at(0)), Some(2));
-        assert_eq!(rotation.choose(KIND, Some(2), at(0)), Some(1), "whose circuit is closed");
+        assert_eq!(rotation.choose(KIND, Some(2), at(0)), Some(1), "its circuit is closed");
         kill(&mut rotation, 1);
-        assert_eq!(chosen(&mut rotation, 2), [2, 2].map(Some), "the others are known not to answer");
+        assert_eq!(chosen(&mut rotation, 2), [2, 2].map(Some), "the other circuits are open");
         rotation.circuit_breaker(2, KIND).record_success();
         assert_eq!(chosen(&mut rotation, 2), [2, 2].map(Some));
         kill(&mut rotation, 2);
@@ -111,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn one_call_at_a_time_probes_a_dead_core() {
+    fn only_one_call_at_a_time_probes_a_dead_core() {
         let mut rotation = Rotation::new(2, 0);
         kill(&mut rotation, 0);
         let later = at(500);

@@ -1,12 +1,12 @@
-//! One file a strategy, one line each.
+//! The strategies, one file and one line each.
 
 use crate::manager::Strategy;
 
 macro_rules! strategies {
     ($($name:ident)*) => {
-        $(pub mod $name;)*
+        $(mod $name;)*
         /// All of them, in the order of their rows.
-        pub const STRATEGIES: &[Strategy] = &[$($name::STRATEGY),*];
+        pub const STRATEGIES: &[Strategy] = &[$($name::STRATEGY.called(stringify!($name))),*];
     };
 }
 
@@ -42,11 +42,11 @@ strategies! {
     claimgate
 }
 
-/// Those with a name in `names`, or a row's number; all of them when there are none.
-pub fn named(names: &[String]) -> Result<Vec<&'static Strategy>, String> {
+/// Returns the strategies with these names or row numbers; all if `names` is empty.
+pub fn select(names: &[String]) -> Result<Vec<&'static Strategy>, String> {
     let meant = |name: &String| {
         let found = STRATEGIES.iter().find(|one| one.name == *name || one.row.to_string() == *name);
-        found.ok_or_else(|| format!("no strategy is called {name:?}; see --list"))
+        found.ok_or_else(|| format!("{name:?}: no such strategy; see --list"))
     };
     if names.is_empty() { Ok(STRATEGIES.iter().collect()) } else { names.iter().map(meant).collect() }
 }

@@ -1,63 +1,50 @@
-//! `MULTI`/`EXEC` without `WATCH`: the writes are one transaction, what they rest on was read before it.
+//! `MULTI`/`EXEC` without `WATCH`: the writes are one transaction, but they depend on an earlier read.
 //!
-//! Oversells. Inside of `MULTI` a `GET` answers only `QUEUED`: nothing in the transaction can decide on what it reads, so the
-//! test comes before, and others come in between. The writes themselves are all done or none, which was not the question.
-//! Costs 2 trips for a grant.
+//! Oversells. Inside `MULTI` a `GET` returns only `QUEUED`, so nothing in the transaction can decide on the
+//! value. The test must come before `MULTI`, and other callers write in between. The writes are all executed
+//! or none, which does not help here. Cost: 2 round trips per grant.
 
-use std::sync::Arc;
+use ::redis::{Pipeline, pipe};
 
-use ::redis::pipe;
-
-use crate::app::App;
-use crate::manager::{Attempt, Expectation, Reduced, Result, StockManager, Strategy};
+use crate::error::Result;
+use crate::manager::{Attempt, Expectation, ReduceResult, StockManager, Strategy};
 use crate::stock_key::StockKey;
+use crate::store::Store as _;
 
-/// The row.
 pub const STRATEGY: Strategy = Strategy::of::<MultiExec>(
     13,
-    "multi_exec",
     "MULTI/EXEC without WATCH",
     Expectation::Oversells,
     "GET, test, then MULTI, DECRBY, INCRBY, EXEC",
 );
 
-/// See the module.
-#[derive(Debug)]
-pub struct MultiExec {
-    stock: StockKey,
-    sold: String,
-}
+pub struct MultiExec;
 
 impl StockManager for MultiExec {
-    async fn open(app: &Arc<App>, key: &str) -> Result<Self> {
-        Ok(Self { stock: StockKey::new(app, key), sold: format!("lab:{{{key}}}:sold") })
-    }
+    type Store = StockKey;
 
-    async fn init(&self, stock: u32) -> Result<()> {
+    async fn init(stock: &StockKey, units: u32) -> Result<()> {
         let mut write = pipe();
-        write.atomic().set(&self.stock.name, stock).ignore().set(&self.sold, 0).ignore();
-        self.stock.app.redis.ask_all(&write).await
+        write.atomic().set(&stock.name, units).ignore().set(stock.redis_key("sold"), 0).ignore();
+        stock.app.redis.query_all(&write).await
     }
 
-    async fn reduce(&self, attempt: &Attempt) -> Result<Reduced> {
-        if self.stock.get().await? < i64::from(attempt.quantity) {
-            return Ok(Reduced::SoldOut);
+    async fn reduce(stock: &StockKey, attempt: &Attempt) -> Result<ReduceResult> {
+        if stock.get().await? < i64::from(attempt.quantity) {
+            return Ok(ReduceResult::SoldOut);
         }
-        let mut write = pipe();
-        write.atomic();
-        write.decr(&self.stock.name, attempt.quantity).ignore().incr(&self.sold, attempt.quantity).ignore();
-        self.stock.app.redis.ask_all::<()>(&write).await?;
-        Ok(Reduced::Taken)
+        stock.app.redis.query_all::<()>(&sale(stock, attempt.quantity.into())).await?;
+        Ok(ReduceResult::Taken)
     }
 
-    async fn give_back(&self, attempt: &Attempt) -> Result<()> {
-        let mut write = pipe();
-        write.atomic();
-        write.incr(&self.stock.name, attempt.quantity).ignore().decr(&self.sold, attempt.quantity).ignore();
-        self.stock.app.redis.ask_all(&write).await
+    async fn return_units(stock: &StockKey, attempt: &Attempt) -> Result<()> {
+        stock.app.redis.query_all(&sale(stock, -i64::from(attempt.quantity))).await
     }
+}
 
-    async fn get(&self) -> Result<i64> {
-        self.stock.get().await
-    }
+/// Moves units from the stock to the sold ones, in one transaction.
+fn sale(stock: &StockKey, units: i64) -> Pipeline {
+    let mut write = pipe();
+    write.atomic().decr(&stock.name, units).ignore().incr(stock.redis_key("sold"), units).ignore();
+    write
 }

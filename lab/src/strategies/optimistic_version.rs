@@ -1,74 +1,53 @@
-//! Optimistic version: read units and version, `UPDATE … WHERE version = ` the one read, try again when no row matched.
+//! Optimistic version: reads units and version, then `UPDATE … WHERE version = ` that version. Retries if no
+//! row matched.
 //!
-//! Never over: the write says what it rests on. Under a rush nearly every try fails, and who has tried often enough is
-//! sent away although units are left: it may undersell within its retry bound. Good where two rarely meet.
-//! Costs 2 trips a try.
+//! Never oversells, because the write verifies what it is based on. In a rush nearly every try fails, and
+//! callers give up after their last try although units are left: it may undersell. Good if conflicts are
+//! rare. Cost: 2 round trips per try.
 
-use std::sync::Arc;
-
-use crate::app::App;
 use crate::backoff::Backoff;
-use crate::manager::{Attempt, Expectation, Reduced, Result, StockError, StockManager, Strategy};
-use crate::stock_row::StockRow;
+use crate::error::{Result, StockError};
+use crate::manager::{Attempt, Expectation, ReduceResult, StockManager, Strategy};
+use crate::stock_row::{StockRow, default_deadline};
 
-/// The row.
 pub const STRATEGY: Strategy = Strategy::of::<OptimisticVersion>(
     6,
-    "optimistic_version",
     "optimistic version",
     Expectation::NeverOver,
     "UPDATE … WHERE version = the one read; at most 10 tries",
 );
 
-/// How often a caller tries.
+/// Maximum tries of a caller.
 const TRIES_MAX: u32 = 10;
 
-/// See the module.
-#[derive(Debug)]
-pub struct OptimisticVersion(StockRow);
+pub struct OptimisticVersion;
 
-impl OptimisticVersion {
-    /// One try; `None` when another caller was quicker.
-    async fn attempt(&self, attempt: &Attempt) -> Result<Option<Reduced>> {
-        let (sql, id) = (&self.0.app.sql, &self.0.id);
-        let read = "SELECT units, version FROM stock WHERE id = $1";
-        let row = sql.row(attempt.deadline, read, &[id.into()]).await?.ok_or(StockError::Missing)?;
-        let (left, version) = (row[0] - i64::from(attempt.quantity), row[1]);
-        if left < 0 {
-            return Ok(Some(Reduced::SoldOut));
+impl StockManager for OptimisticVersion {
+    type Store = StockRow;
+
+    async fn reduce(stock: &StockRow, attempt: &Attempt) -> Result<ReduceResult> {
+        let mut backoff = Backoff::for_conflict();
+        for _ in 1..TRIES_MAX {
+            if let Some(reduced) = one_try(stock, attempt).await? {
+                return Ok(reduced);
+            }
+            backoff.pause(attempt.deadline, &stock.app.meter).await?;
         }
-        let write = "UPDATE stock SET units = $2, version = version + 1 WHERE id = $1 AND version = $3";
-        let changed =
-            sql.run(crate::stock_row::some_time(), write, &[id.into(), left.into(), version.into()]).await?;
-        Ok((changed == 1).then_some(Reduced::Taken))
+        one_try(stock, attempt).await?.ok_or(StockError::GaveUp)
     }
 }
 
-impl StockManager for OptimisticVersion {
-    async fn open(app: &Arc<App>, key: &str) -> Result<Self> {
-        Ok(Self(StockRow::new(app, key)))
+/// Tries once; returns `None` on a conflict.
+async fn one_try(stock: &StockRow, attempt: &Attempt) -> Result<Option<ReduceResult>> {
+    let sql = &stock.app.sql;
+    let id = (&stock.id).into();
+    let read = "SELECT units, version FROM stock WHERE id = $1";
+    let row = sql.row(attempt.deadline, read, &[id]).await?.ok_or(StockError::Missing)?;
+    let (left, version) = (row[0] - i64::from(attempt.quantity), row[1]);
+    if left < 0 {
+        return Ok(Some(ReduceResult::SoldOut));
     }
-
-    async fn init(&self, stock: u32) -> Result<()> {
-        self.0.init(stock).await
-    }
-
-    async fn reduce(&self, attempt: &Attempt) -> Result<Reduced> {
-        let mut backoff = Backoff::for_conflict();
-        for _ in 1..TRIES_MAX {
-            if let Some(reduced) = self.attempt(attempt).await? {
-                return Ok(reduced);
-            }
-            backoff.pause(attempt.deadline, &self.0.app.meter).await?;
-        }
-        self.attempt(attempt).await?.ok_or(StockError::GaveUp)
-    }
-
-    async fn give_back(&self, attempt: &Attempt) -> Result<()> {
-        self.0.add(attempt.quantity).await
-    }
-
-    async fn get(&self) -> Result<i64> {
-        self.0.get().await
-    }
+    let write = "UPDATE stock SET units = $2, version = version + 1 WHERE id = $1 AND version = $3";
+    let changed = sql.run(default_deadline(), write, &[id, left.into(), version.into()]).await?;
+    Ok((changed == 1).then_some(ReduceResult::Taken))
 }

@@ -1,81 +1,66 @@
-//! Lock with owner, released by script: a random owner, an expiry, compare-and-delete in one script, exponential back-off
-//! with jitter, and a fencing token.
+//! Lock with an owner, released by a script: random owner, expiry, compare-and-delete in one script,
+//! exponential backoff with jitter, and a fencing token.
 //!
-//! Exact. The lock alone would not be: a holder slower than its lease goes on writing. So each holder gets a number higher
-//! than all before, and read and write carry it: the stock refuses a lower one than it has seen. The read, too, or a late
-//! write could come between another's read and write. That needs a store that can compare, and then the lock only saves
-//! work. A crash costs the rest of the lease.
-//! Costs 4 trips for a grant, and one for each look at the lock.
+//! Exact. The lock alone would not be: a holder slower than its lease continues to write. So each holder gets
+//! a fencing token above all earlier tokens and sends it with reads and writes. The stock rejects a token
+//! below the highest token so far. Reads also carry the token, because otherwise a late write could come
+//! between a later holder's read and write. With a store that can compare tokens, the lock only saves work.
+//! After a crash, callers wait for the rest of the lease. Cost: 4 round trips per grant, plus one per try of
+//! the lock.
 
-use std::sync::Arc;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use ::redis::{Script, cmd};
 use tokio::time::Instant;
 
-use crate::app::{Addresses, App};
+use crate::addresses::Addresses;
+use crate::app::App;
 use crate::backoff::{Backoff, unique};
-use crate::manager::{Attempt, Expectation, Held, Reduced, Result, StockError, StockManager, Strategy};
+use crate::error::{Result, StockError};
+use crate::manager::{Attempt, Expectation, Held, ReduceResult, StockManager, Strategy};
+use crate::stock_key::{StockKey, redis_key};
 
-/// The row.
 pub const STRATEGY: Strategy = Strategy::of::<OwnedLock>(
     18,
-    "owned_lock",
     "owned lock, release by script",
     Expectation::Exact,
-    "owner, lease, compare-and-delete, back-off, fencing token",
+    "owner, lease, compare-and-delete, backoff, fencing token",
 )
 .with_findings(|addresses| Box::pin(findings(addresses)));
 
-/// A lock's length.
-pub const LEASE: Duration = Duration::from_secs(1);
+/// TTL of a lock.
+const LEASE: Duration = Duration::from_secs(1);
 
-const ACQUIRE: &str = include_str!("owned_lock_acquire.lua");
-/// Deletes a lock if it is the caller's.
-pub const RELEASE: &str = include_str!("owned_lock_release.lua");
-const READ: &str = include_str!("owned_lock_read.lua");
-const WRITE: &str = include_str!("owned_lock_write.lua");
+static ACQUIRE: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("owned_lock_acquire.lua")));
+/// Deletes a lock if it belongs to the caller.
+pub static RELEASE: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("owned_lock_release.lua")));
+static READ: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("owned_lock_read.lua")));
+static WRITE: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("owned_lock_write.lua")));
 
-/// The lock by itself.
-#[derive(Debug)]
-pub struct Lock {
-    app: Arc<App>,
+/// The lock without the stock.
+pub struct Lock<'a> {
+    app: &'a App,
     name: String,
     last_token: String,
-    acquire: Script,
-    release: Script,
 }
 
-/// Who holds it.
-#[derive(Debug)]
 pub struct Holder {
     owner: String,
-    /// Higher than those of all holders before.
-    pub token: u64,
+    /// Fencing token, above those of all earlier holders.
+    token: u64,
 }
 
-impl Lock {
-    /// The lock of the stock `key`.
-    pub fn new(app: &Arc<App>, key: &str) -> Self {
-        Self {
-            app: Arc::clone(app),
-            name: format!("lab:{{{key}}}:lock"),
-            last_token: format!("lab:{{{key}}}:lock:token"),
-            acquire: Script::new(ACQUIRE),
-            release: Script::new(RELEASE),
-        }
+impl<'a> Lock<'a> {
+    pub fn new(app: &'a App, key: &str) -> Self {
+        Self { app, name: redis_key(key, "lock"), last_token: redis_key(key, "lock:token") }
     }
 
-    /// Waits for it until `deadline`.
-    pub async fn acquire(&self, deadline: Instant) -> Result<Holder> {
-        self.acquire_by(Backoff::for_lock(), deadline).await
-    }
-
-    /// The same, asking as often as `backoff` says.
-    pub async fn acquire_by(&self, mut backoff: Backoff, deadline: Instant) -> Result<Holder> {
+    /// Polls until it acquires the lock or `deadline` passes.
+    pub async fn acquire(&self, mut backoff: Backoff, deadline: Instant) -> Result<Holder> {
         let owner = unique()?;
-        let mut call = self.acquire.prepare_invoke();
-        call.key(&self.name).key(&self.last_token).arg(&owner).arg(LEASE.as_millis().to_string());
+        let mut call = ACQUIRE.key(&self.name);
+        call.key(&self.last_token).arg(&owner).arg(LEASE.as_millis().to_string());
         loop {
             match self.app.redis.run(&call).await? {
                 0 => backoff.pause(deadline, &self.app.meter).await?,
@@ -84,123 +69,113 @@ impl Lock {
         }
     }
 
-    /// Gives it up, if it is still the holder's.
+    /// Releases the lock if the holder still has it.
     pub async fn release(&self, holder: &Holder) -> Result<()> {
-        let mut call = self.release.prepare_invoke();
-        call.key(&self.name).arg(&holder.owner);
-        self.app.redis.run::<i64>(&call).await.map(drop)
+        self.app.redis.run::<i64>(RELEASE.key(&self.name).arg(&holder.owner)).await.map(drop)
     }
 }
 
-/// See the module.
-#[derive(Debug)]
-pub struct OwnedLock {
-    lock: Lock,
-    /// Hash: units, and the highest token that has read or written.
-    stock: String,
-    read: Script,
-    write: Script,
-}
-
-impl OwnedLock {
-    async fn work(&self, holder: &Holder, attempt: &Attempt) -> Result<Reduced> {
-        let left = self.read(holder).await? - i64::from(attempt.quantity);
-        if left < 0 {
-            return Ok(Reduced::SoldOut);
-        }
-        self.write(holder, left).await?;
-        Ok(Reduced::Taken)
-    }
-
-    async fn read(&self, holder: &Holder) -> Result<i64> {
-        let mut call = self.read.prepare_invoke();
-        call.key(&self.stock).arg(holder.token);
-        match self.lock.app.redis.run::<Option<i64>>(&call).await? {
-            Some(-1) => Err(StockError::LockLost),
-            units => units.ok_or(StockError::Missing),
-        }
-    }
-
-    async fn write(&self, holder: &Holder, units: i64) -> Result<()> {
-        let mut call = self.write.prepare_invoke();
-        call.key(&self.stock).arg(holder.token).arg(units);
-        if self.lock.app.redis.run::<i64>(&call).await? == 0 {
-            return Err(StockError::LockLost);
-        }
-        Ok(())
-    }
-}
+/// A stock stored as a hash: the units, and the highest token that has read or written.
+pub struct OwnedLock;
 
 impl StockManager for OwnedLock {
-    async fn open(app: &Arc<App>, key: &str) -> Result<Self> {
-        let stock = format!("lab:{{{key}}}:stock");
-        Ok(Self { lock: Lock::new(app, key), stock, read: Script::new(READ), write: Script::new(WRITE) })
-    }
+    type Store = StockKey;
 
-    async fn init(&self, stock: u32) -> Result<()> {
+    async fn init(stock: &StockKey, units: u32) -> Result<()> {
         let mut set = cmd("HSET");
-        self.lock.app.redis.ask(set.arg(&self.stock).arg("units").arg(stock).arg("token").arg(0)).await
+        stock.app.redis.query(set.arg(&stock.name).arg("units").arg(units).arg("token").arg(0)).await
     }
 
-    async fn reduce(&self, attempt: &Attempt) -> Result<Reduced> {
+    async fn reduce(stock: &StockKey, attempt: &Attempt) -> Result<ReduceResult> {
+        let lock = Lock::new(&stock.app, &stock.key);
         loop {
-            let holder = self.lock.acquire(attempt.deadline).await?;
-            let reduced = self.work(&holder, attempt).await;
-            self.lock.release(&holder).await?;
-            // Slower than its lease: nothing was written, so it may start over.
+            let holder = lock.acquire(Backoff::for_lock(), attempt.deadline).await?;
+            let reduced = work(stock, &holder, attempt).await;
+            lock.release(&holder).await?;
+            // The lease ended first: nothing was written, so the caller may start over.
             if !matches!(reduced, Err(StockError::LockLost)) {
                 return reduced;
             }
         }
     }
 
-    async fn give_back(&self, attempt: &Attempt) -> Result<()> {
-        let holder = self.lock.acquire(attempt.deadline).await?;
-        let given = async {
-            let units = self.read(&holder).await? + i64::from(attempt.quantity);
-            self.write(&holder, units).await
+    async fn return_units(stock: &StockKey, attempt: &Attempt) -> Result<()> {
+        let lock = Lock::new(&stock.app, &stock.key);
+        let holder = lock.acquire(Backoff::for_lock(), attempt.deadline).await?;
+        let returned = async {
+            let units = read(stock, &holder).await? + i64::from(attempt.quantity);
+            write(stock, &holder, units).await
         };
-        let given = given.await;
-        self.lock.release(&holder).await?;
-        given
+        let returned = returned.await;
+        lock.release(&holder).await?;
+        returned
     }
 
-    async fn get(&self) -> Result<i64> {
-        let units: Option<i64> = self.lock.app.redis.ask(cmd("HGET").arg(&self.stock).arg("units")).await?;
+    async fn get(stock: &StockKey) -> Result<i64> {
+        let units: Option<i64> = stock.app.redis.query(cmd("HGET").arg(&stock.name).arg("units")).await?;
         units.ok_or(StockError::Missing)
     }
 
-    async fn hold(&self, attempt: &Attempt) -> Result<Held> {
-        Ok(Box::new(self.lock.acquire(attempt.deadline).await?))
+    async fn hold(stock: &StockKey, attempt: &Attempt) -> Result<Held> {
+        let lock = Lock::new(&stock.app, &stock.key);
+        Ok(Box::new(lock.acquire(Backoff::for_lock(), attempt.deadline).await?))
     }
 }
 
-/// A holder that sleeps past its lease, and what becomes of its write and its release.
+async fn work(stock: &StockKey, holder: &Holder, attempt: &Attempt) -> Result<ReduceResult> {
+    let left = read(stock, holder).await? - i64::from(attempt.quantity);
+    if left < 0 {
+        return Ok(ReduceResult::SoldOut);
+    }
+    write(stock, holder, left).await?;
+    Ok(ReduceResult::Taken)
+}
+
+async fn read(stock: &StockKey, holder: &Holder) -> Result<i64> {
+    match stock.app.redis.run::<Option<i64>>(READ.key(&stock.name).arg(holder.token)).await? {
+        Some(-1) => Err(StockError::LockLost),
+        units => units.ok_or(StockError::Missing),
+    }
+}
+
+async fn write(stock: &StockKey, holder: &Holder, units: i64) -> Result<()> {
+    match stock.app.redis.run::<i64>(WRITE.key(&stock.name).arg(holder.token).arg(units)).await? {
+        0 => Err(StockError::LockLost),
+        _ => Ok(()),
+    }
+}
+
+/// Shows the write and release of a holder that sleeps past its lease.
 async fn findings(addresses: Addresses) -> Result<Vec<String>> {
     let apps = App::start_all(&addresses, 2)?;
     let key = unique()?;
-    let (slow, quick) = (OwnedLock::open(&apps[0], &key).await?, OwnedLock::open(&apps[1], &key).await?);
-    slow.init(10).await?;
-    let attempt = Attempt::new("quick", 1, LEASE * 5);
-    let late = slow.lock.acquire(attempt.deadline).await?;
-    let left = slow.read(&late).await?;
-    // As if the lease had run out while the holder slept.
-    slow.lock.app.redis.ask::<()>(cmd("DEL").arg(&slow.lock.name)).await?;
-    let next = quick.lock.acquire(attempt.deadline).await?;
-    let left_then = quick.read(&next).await?;
-    let written = slow.write(&late, left - 1).await;
-    slow.lock.release(&late).await?;
-    let holds: Option<String> = slow.lock.app.redis.ask(cmd("GET").arg(&slow.lock.name)).await?;
-    quick.write(&next, left_then - 1).await?;
-    quick.lock.release(&next).await?;
-    if !matches!(written, Err(StockError::LockLost)) || slow.get().await? != 9 {
-        return Err(StockError::Inconsistent("a late holder's write came through".to_owned()));
+    let deadline = Instant::now() + LEASE * 5;
+    let slow = &StockKey::new(&apps[0], &key);
+    let slow_lock = Lock::new(&apps[0], &key);
+    let quick = &StockKey::new(&apps[1], &key);
+    let quick_lock = Lock::new(&apps[1], &key);
+    OwnedLock::init(slow, 10).await?;
+    let late = slow_lock.acquire(Backoff::for_lock(), deadline).await?;
+    let left = read(slow, &late).await?;
+    // Simulates that the lease ended while the holder slept.
+    slow.delete_lock().await?;
+    let next = quick_lock.acquire(Backoff::for_lock(), deadline).await?;
+    let left_then = read(quick, &next).await?;
+    let written = write(slow, &late, left - 1).await;
+    slow_lock.release(&late).await?;
+    let holds: Option<String> = apps[0].redis.query(cmd("GET").arg(&slow_lock.name)).await?;
+    write(quick, &next, left_then - 1).await?;
+    quick_lock.release(&next).await?;
+    if !matches!(written, Err(StockError::LockLost)) || OwnedLock::get(slow).await? != 9 {
+        return Err(StockError::Inconsistent("a late holder's write was accepted".to_owned()));
     }
     if holds.as_ref() != Some(&next.owner) {
-        return Err(StockError::Inconsistent("a late holder's release freed another's lock".to_owned()));
+        return Err(StockError::Inconsistent(
+            "a late holder's release deleted another holder's lock".to_owned(),
+        ));
     }
     Ok(vec![
-        "a holder slower than its lease: its write was refused by the token, its release freed no other lock"
+        "a holder slower than its lease: the token rejected its write, and its release did not affect the next holder's lock"
             .to_owned(),
     ])
 }

@@ -1,14 +1,14 @@
 #!lua
--- owned_lock_read: what is left, for a holder who is going to write. From here on no holder before this one can write: a
--- late write would be lost under what this one makes of the units it reads.
+-- owned_lock_read: returns the units left to a holder that will write. From now on earlier holders cannot write: the
+-- value that this holder computes from its read would overwrite a late write.
 --
 -- KEYS  1 stock (hash: units, token)
 -- ARGV  1 fencing token
 --
 -- Replies
 --   n    units left
---   -1   a later holder has read already: nothing was changed
---   nil  there is no such stock
+--   -1   a later holder has already read: nothing was changed
+--   nil  the stock does not exist
 
 if redis.call('EXISTS', KEYS[1]) == 0 then return nil end
 if tonumber(ARGV[1]) < tonumber(redis.call('HGET', KEYS[1], 'token')) then return -1 end

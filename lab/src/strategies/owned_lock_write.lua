@@ -1,5 +1,5 @@
 #!lua
--- owned_lock_write: writes the stock, unless a later holder has come to it since.
+-- owned_lock_write: writes the stock, unless a later holder has read or written since.
 --
 -- KEYS  1 stock (hash: units, token)
 -- ARGV  1 fencing token   2 units

@@ -1,65 +1,52 @@
-//! Redis pipeline: all reads in one trip, decide, all writes in a second.
+//! Redis pipeline: sends all reads in one round trip, decides, and sends all writes in a second one.
 //!
-//! Oversells. A pipeline saves trips, and that is all it does: between the two of one caller come those of others, and what
-//! it decided by has changed. The writes are relative, so the stock goes below 0 and at least shows it.
-//! Costs 2 trips for a grant, however many commands.
+//! Oversells. A pipeline only saves round trips: other callers write between one caller's two, so its
+//! decision is based on old values. The writes are relative, so the stock falls below 0, which at least shows
+//! the mistake. Cost: 2 round trips per grant, regardless of the number of commands.
 
-use std::sync::Arc;
+use ::redis::{Pipeline, pipe};
 
-use ::redis::pipe;
-
-use crate::app::App;
-use crate::manager::{Attempt, Expectation, Reduced, Result, StockError, StockManager, Strategy};
+use crate::error::{Result, StockError};
+use crate::manager::{Attempt, Expectation, ReduceResult, StockManager, Strategy};
 use crate::stock_key::StockKey;
 
-/// The row.
 pub const STRATEGY: Strategy = Strategy::of::<Pipelined>(
     12,
-    "pipeline",
     "Redis pipeline",
     Expectation::Oversells,
     "reads in one pipeline, decide, writes in a second",
 );
 
-/// See the module.
-#[derive(Debug)]
-pub struct Pipelined {
-    stock: StockKey,
-    sold: String,
-}
+pub struct Pipelined;
 
 impl StockManager for Pipelined {
-    async fn open(app: &Arc<App>, key: &str) -> Result<Self> {
-        Ok(Self { stock: StockKey::new(app, key), sold: format!("lab:{{{key}}}:sold") })
-    }
+    type Store = StockKey;
 
-    async fn init(&self, stock: u32) -> Result<()> {
+    async fn init(stock: &StockKey, units: u32) -> Result<()> {
         let mut write = pipe();
-        write.set(&self.stock.name, stock).ignore().set(&self.sold, 0).ignore();
-        self.stock.app.redis.ask_all(&write).await
+        write.set(&stock.name, units).ignore().set(stock.redis_key("sold"), 0).ignore();
+        stock.app.redis.query_all(&write).await
     }
 
-    async fn reduce(&self, attempt: &Attempt) -> Result<Reduced> {
-        let redis = &self.stock.app.redis;
+    async fn reduce(stock: &StockKey, attempt: &Attempt) -> Result<ReduceResult> {
         let mut read = pipe();
-        read.get(&self.stock.name).get(&self.sold);
-        let (units, _sold): (Option<i64>, Option<i64>) = redis.ask_all(&read).await?;
+        read.get(&stock.name).get(stock.redis_key("sold"));
+        let (units, _sold): (Option<i64>, Option<i64>) = stock.app.redis.query_all(&read).await?;
         if units.ok_or(StockError::Missing)? < i64::from(attempt.quantity) {
-            return Ok(Reduced::SoldOut);
+            return Ok(ReduceResult::SoldOut);
         }
-        let mut write = pipe();
-        write.decr(&self.stock.name, attempt.quantity).ignore().incr(&self.sold, attempt.quantity).ignore();
-        redis.ask_all::<()>(&write).await?;
-        Ok(Reduced::Taken)
+        stock.app.redis.query_all::<()>(&sale(stock, attempt.quantity.into())).await?;
+        Ok(ReduceResult::Taken)
     }
 
-    async fn give_back(&self, attempt: &Attempt) -> Result<()> {
-        let mut write = pipe();
-        write.incr(&self.stock.name, attempt.quantity).ignore().decr(&self.sold, attempt.quantity).ignore();
-        self.stock.app.redis.ask_all(&write).await
+    async fn return_units(stock: &StockKey, attempt: &Attempt) -> Result<()> {
+        stock.app.redis.query_all(&sale(stock, -i64::from(attempt.quantity))).await
     }
+}
 
-    async fn get(&self) -> Result<i64> {
-        self.stock.get().await
-    }
+/// Moves units from the stock to the sold ones, in one pipeline.
+fn sale(stock: &StockKey, units: i64) -> Pipeline {
+    let mut write = pipe();
+    write.decr(&stock.name, units).ignore().incr(stock.redis_key("sold"), units).ignore();
+    write
 }

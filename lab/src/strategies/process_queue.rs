@@ -1,8 +1,8 @@
-//! Bounded in-process queue: claims queue up in memory, and one worker decides them in turn.
+//! Bounded in-process queue: claims are queued in memory, and one worker decides them in order.
 //!
-//! Exact in one instance: the worker alone reads and writes. A full queue pushes back: callers wait for a place.
-//! Breaks with a second instance, as the mutex does; and what is queued dies with the process, its callers unanswered.
-//! Costs 2 trips for a grant, one claim after the other.
+//! Exact with one instance: only the worker reads and writes. If the queue is full, callers wait for a slot.
+//! Fails with a second instance, like the mutex. If the process crashes, queued claims are lost and their
+//! callers get no response. Cost: 2 round trips per grant, one claim after another.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,94 +11,96 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout_at;
 
-use crate::app::{Addresses, App};
+use crate::addresses::Addresses;
+use crate::app::App;
 use crate::backoff::unique;
-use crate::manager::{Attempt, Expectation, Reduced, Result, StockError, StockManager, Strategy};
+use crate::error::{Result, StockError};
+use crate::manager::{Attempt, Expectation, ReduceResult, StockManager, Strategy};
 use crate::stock_key::StockKey;
+use crate::store::Store;
 
-/// The row.
 pub const STRATEGY: Strategy = Strategy::of::<ProcessQueue>(
     4,
-    "process_queue",
     "bounded in-process queue",
     Expectation::Exact,
-    "claims queue in memory, one worker decides; one instance only",
+    "claims are queued in memory, one worker decides; one instance only",
 )
-.alone()
+.one_instance()
 .with_findings(|addresses| Box::pin(findings(addresses)));
 
-/// The most claims that wait in memory.
-pub const QUEUE_MAX: usize = 64;
+/// Maximum number of queued claims.
+const QUEUE_MAX: usize = 64;
 
-#[derive(Debug)]
-struct Waiting {
+struct QueuedClaim {
     quantity: u32,
-    answer: oneshot::Sender<Result<Reduced>>,
+    answer: oneshot::Sender<Result<ReduceResult>>,
 }
 
-/// See the module.
-#[derive(Debug)]
 pub struct ProcessQueue {
-    stock: Arc<StockKey>,
-    queue: mpsc::Sender<Waiting>,
+    stock: StockKey,
+    queue: mpsc::Sender<QueuedClaim>,
     worker: AbortHandle,
 }
 
-impl StockManager for ProcessQueue {
-    async fn open(app: &Arc<App>, key: &str) -> Result<Self> {
-        let stock = Arc::new(StockKey::new(app, key));
-        let (queue, waiting) = mpsc::channel(QUEUE_MAX);
-        let worker = tokio::spawn(work(Arc::clone(&stock), waiting)).abort_handle();
+impl Store for ProcessQueue {
+    fn open(app: &Arc<App>, key: &str) -> Result<Self> {
+        let stock = StockKey::new(app, key);
+        let (queue, claims) = mpsc::channel(QUEUE_MAX);
+        let worker = tokio::spawn(work(stock.clone(), claims)).abort_handle();
         Ok(Self { stock, queue, worker })
     }
 
-    async fn init(&self, stock: u32) -> Result<()> {
-        self.stock.set(stock.into()).await
-    }
-
-    async fn reduce(&self, attempt: &Attempt) -> Result<Reduced> {
-        let place =
-            timeout_at(attempt.deadline, self.queue.reserve()).await.map_err(|_| StockError::TimedOut)?;
-        let (answer, decided) = oneshot::channel();
-        place.map_err(|_| StockError::Stopped)?.send(Waiting { quantity: attempt.quantity, answer });
-        decided.await.map_err(|_| StockError::Stopped)?
-    }
-
-    async fn give_back(&self, attempt: &Attempt) -> Result<()> {
-        self.stock.add(attempt.quantity.into()).await.map(drop)
+    async fn set(&self, units: i64) -> Result<()> {
+        self.stock.set(units).await
     }
 
     async fn get(&self) -> Result<i64> {
         self.stock.get().await
     }
+
+    async fn return_units(&self, attempt: &Attempt) -> Result<()> {
+        self.stock.return_units(attempt).await
+    }
 }
 
-/// The one worker; it ends with the last sender.
-async fn work(stock: Arc<StockKey>, mut queue: mpsc::Receiver<Waiting>) {
-    while let Some(Waiting { quantity, answer }) = queue.recv().await {
-        // The caller may have gone.
+impl StockManager for ProcessQueue {
+    type Store = Self;
+
+    async fn reduce(stock: &Self, attempt: &Attempt) -> Result<ReduceResult> {
+        let slot =
+            timeout_at(attempt.deadline, stock.queue.reserve()).await.map_err(|_| StockError::TimedOut)?;
+        let (answer, decided) = oneshot::channel();
+        slot.map_err(|_| StockError::Stopped)?.send(QueuedClaim { quantity: attempt.quantity, answer });
+        decided.await.map_err(|_| StockError::Stopped)?
+    }
+}
+
+/// Runs the only worker until the last sender is dropped.
+async fn work(stock: StockKey, mut queue: mpsc::Receiver<QueuedClaim>) {
+    while let Some(QueuedClaim { quantity, answer }) = queue.recv().await {
+        // The caller may have stopped waiting.
         let _ = answer.send(stock.read_then_write(quantity).await);
     }
 }
 
-/// What becomes of those in the queue when the one that decides is gone.
+/// Shows what happens to queued claims if the worker dies.
 async fn findings(addresses: Addresses) -> Result<Vec<String>> {
     let (app, key) = (&App::start_all(&addresses, 1)?[0], unique()?);
-    let manager = Arc::new(ProcessQueue::open(app, &key).await?);
-    manager.init(1000).await?;
+    let stock = Arc::new(ProcessQueue::open(app, &key)?);
+    stock.set(1000).await?;
     let mut callers = JoinSet::new();
     for number in 0..QUEUE_MAX {
-        let manager = Arc::clone(&manager);
+        let stock = Arc::clone(&stock);
         let attempt = Attempt::new(&format!("u{number}"), 1, Duration::from_secs(5));
-        callers.spawn(async move { manager.reduce(&attempt).await });
+        callers.spawn(async move { ProcessQueue::reduce(&stock, &attempt).await });
     }
-    // The first one has its answer: of the others all but a few wait.
+    // After the first response, nearly all others are still queued.
     callers.join_next().await;
-    manager.worker.abort();
+    stock.worker.abort();
     let answers = callers.join_all().await;
     let died = answers.iter().filter(|answer| matches!(answer, Err(StockError::Stopped))).count();
     if died == 0 {
-        return Err(StockError::Inconsistent("every caller was answered after the crash".to_owned()));
+        return Err(StockError::Inconsistent("every caller got a response after the crash".to_owned()));
     }
-    Ok(vec![format!("of {QUEUE_MAX} claims in flight {died} died unanswered with the worker")])
+    Ok(vec![format!("of {QUEUE_MAX} claims in flight, {died} were lost with the worker")])
 }

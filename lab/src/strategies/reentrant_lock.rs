@@ -1,99 +1,75 @@
-//! Re-entrant lock with watchdog: claimgate's own lock (`core/src/store/redis/lease.rs`), a hash of owner and depth, renewed by a
-//! watchdog until it is released, deleted at depth 0.
+//! Re-entrant lock with watchdog: claimgate's own lock (`core/src/store/redis/lease.rs`), a hash of owner and
+//! depth. A watchdog renews it until it is released; it is deleted at depth 0.
 //!
-//! Exact, and survives work that is longer than the lease, as long as its process lives; a function that locks may call
-//! another that locks. What no watchdog cures: a process that stands still, its watchdog with it. A crash costs the rest of
-//! the lease. Costs 6 trips for a grant here, where the reading function locks once more, and one for each look at the lock.
+//! Exact. The work may outlast the lease while its process runs, and a function that locks may call another
+//! function that locks. A watchdog does not help if the whole process stalls, because the watchdog stalls
+//! too. After a crash, callers wait for the rest of the lease. Cost: 6 round trips per grant here, where the
+//! read locks once more, plus one per try of the lock.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use claimgate_core::store::redis::lease::{Lease, LeaseError, LeaseHolder};
 use tokio::time::{Instant, sleep};
 
-use crate::app::{Addresses, App};
-use crate::manager::{Attempt, Expectation, Held, Reduced, Result, StockError, StockManager, Strategy};
+use crate::addresses::Addresses;
+use crate::app::App;
+use crate::error::{Result, StockError};
+use crate::locking::Locking;
+use crate::manager::{Attempt, Expectation, ReduceResult, Strategy};
 use crate::stock_key::StockKey;
+use crate::store::Store as _;
 
-/// The row.
 pub const STRATEGY: Strategy = Strategy::of::<ReentrantLock>(
     19,
-    "reentrant_lock",
     "re-entrant lock with watchdog",
     Expectation::Exact,
     "claimgate's lock: owner and depth, renewed until released",
 )
 .with_findings(|addresses| Box::pin(findings(addresses)));
 
-/// The lease; the watchdog renews it three times in its length.
-pub const LEASE: Duration = Duration::from_secs(1);
+/// The lease; the watchdog renews it three times in this period.
+const LEASE: Duration = Duration::from_secs(1);
 
-/// See the module.
-#[derive(Debug)]
-pub struct ReentrantLock {
-    stock: StockKey,
-    lock: String,
-}
+pub struct ReentrantLock;
 
-impl ReentrantLock {
-    async fn lock(&self, owner: &LeaseHolder, deadline: Instant) -> Result<Lease> {
-        self.stock.app.lock(owner, &self.lock, LEASE, deadline).await
+impl Locking for ReentrantLock {
+    type Store = StockKey;
+    type Holder = (LeaseHolder, Lease);
+
+    async fn acquire(stock: &StockKey, attempt: &Attempt) -> Result<Self::Holder> {
+        let owner = stock.app.owner().await?;
+        let lease = lock(stock, &owner, attempt.deadline).await?;
+        Ok((owner, lease))
     }
 
-    /// Reads under the lock, which this owner may hold already.
-    async fn read(&self, owner: &LeaseHolder, deadline: Instant) -> Result<i64> {
-        let lease = self.lock(owner, deadline).await?;
-        let units = self.stock.get().await;
-        lease.release().await?;
-        units
-    }
-
-    async fn work(&self, owner: &LeaseHolder, attempt: &Attempt) -> Result<Reduced> {
-        let left = self.read(owner, attempt.deadline).await? - i64::from(attempt.quantity);
+    async fn work(stock: &StockKey, (owner, _): &Self::Holder, attempt: &Attempt) -> Result<ReduceResult> {
+        let left = read(stock, owner, attempt.deadline).await? - i64::from(attempt.quantity);
         if left < 0 {
-            return Ok(Reduced::SoldOut);
+            return Ok(ReduceResult::SoldOut);
         }
-        self.stock.set(left).await?;
-        Ok(Reduced::Taken)
+        stock.set(left).await?;
+        Ok(ReduceResult::Taken)
+    }
+
+    async fn release(_: &StockKey, (_, lease): Self::Holder, _: &Attempt) -> Result<()> {
+        lease.release().await?;
+        Ok(())
     }
 }
 
-impl StockManager for ReentrantLock {
-    async fn open(app: &Arc<App>, key: &str) -> Result<Self> {
-        Ok(Self { stock: StockKey::new(app, key), lock: format!("lab-{key}") })
-    }
-
-    async fn init(&self, stock: u32) -> Result<()> {
-        self.stock.set(stock.into()).await
-    }
-
-    async fn reduce(&self, attempt: &Attempt) -> Result<Reduced> {
-        let owner = self.stock.app.owner().await?;
-        let lease = self.lock(&owner, attempt.deadline).await?;
-        let reduced = self.work(&owner, attempt).await;
-        lease.release().await?;
-        reduced
-    }
-
-    async fn give_back(&self, attempt: &Attempt) -> Result<()> {
-        let owner = self.stock.app.owner().await?;
-        let lease = self.lock(&owner, attempt.deadline).await?;
-        let given = self.stock.add(attempt.quantity.into()).await;
-        lease.release().await?;
-        given.map(drop)
-    }
-
-    async fn get(&self) -> Result<i64> {
-        self.stock.get().await
-    }
-
-    async fn hold(&self, attempt: &Attempt) -> Result<Held> {
-        let owner = self.stock.app.owner().await?;
-        Ok(Box::new(self.lock(&owner, attempt.deadline).await?))
-    }
+pub async fn lock(stock: &StockKey, owner: &LeaseHolder, deadline: Instant) -> Result<Lease> {
+    stock.app.lock(owner, &format!("lab-{}", stock.key), LEASE, deadline).await
 }
 
-/// Work three times as long as its lease.
+/// Reads under the lock, which this owner may already hold.
+async fn read(stock: &StockKey, owner: &LeaseHolder, deadline: Instant) -> Result<i64> {
+    let lease = lock(stock, owner, deadline).await?;
+    let units = stock.get().await;
+    lease.release().await?;
+    units
+}
+
+/// Shows work that takes three times as long as its lease.
 async fn findings(addresses: Addresses) -> Result<Vec<String>> {
     const SHORT: Duration = Duration::from_millis(300);
     let apps = App::start_all(&addresses, 2)?;

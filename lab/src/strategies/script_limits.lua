@@ -6,9 +6,9 @@
 --
 -- Replies
 --   0  granted
---   1  refused by the limit per user and day
---   2  refused by the limit per user
---   3  refused by the total
+--   1  denied by the limit per user and day
+--   2  denied by the limit per user
+--   3  denied by the total
 
 local quantity = tonumber(ARGV[2])
 local today = tonumber(redis.call('HGET', KEYS[1], ARGV[1]) or 0)

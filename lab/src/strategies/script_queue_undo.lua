@@ -1,12 +1,12 @@
 #!lua
--- script_queue_undo: a winner gives back.
+-- script_queue_undo: returns a winner's units.
 --
 -- KEYS  1 stock (string: units)   2 winners (hash: user → units)
 -- ARGV  1 user
 --
 -- Replies
---   > 0  given back, so many
---   0    no winner: nothing was changed
+--   > 0  the returned units
+--   0    not a winner: nothing was changed
 
 local units = redis.call('HGET', KEYS[2], ARGV[1])
 if not units then return 0 end

@@ -1,13 +1,13 @@
 #!lua
--- script_stock_add: gives back, or adds. A stock that is not there is no stock of 0: what is added to it must not be taken for
--- the whole once it is all there is, so it needs an expiry.
+-- script_stock_add: returns or adds units. A missing stock is not a stock of 0: units added to it must not pass for the
+-- whole stock, so they need an expiry.
 --
 -- KEYS  1 stock (string: units; -1 for unlimited)
--- ARGV  1 quantity   2 expiry in ms for a stock that is not there; 0 for none
+-- ARGV  1 quantity   2 expiry in ms for a missing stock; 0 for none
 --
 -- Replies
---   >= 0  what is left after the addition
---   -1    unlimited: nothing to add to
+--   >= 0  the units left after the addition
+--   -1    unlimited: nothing was added
 --   -3    not initialised, and no expiry given: nothing was changed
 
 local units = redis.call('GET', KEYS[1])

@@ -1,13 +1,13 @@
 #!lua
--- script_stock_take: tests and takes.
+-- script_stock_take: tests and takes in one step.
 --
 -- KEYS  1 stock (string: units; -1 for unlimited)
 -- ARGV  1 quantity
 --
 -- Replies
---   >= 0  what is left after the deduction
---   -1    unlimited: granted, nothing deducted
---   -2    not enough: nothing deducted
+--   >= 0  the units left after the deduction
+--   -1    unlimited: granted, nothing was deducted
+--   -2    too few units: nothing was deducted
 --   -3    not initialised
 
 local units = redis.call('GET', KEYS[1])

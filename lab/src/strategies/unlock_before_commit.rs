@@ -1,68 +1,46 @@
-//! Lock released before the commit: a distributed lock inside a transaction, as when the method that locks is wrapped in a
-//! transaction by a framework.
+//! Lock released before the commit: a distributed lock inside a transaction, as when a framework wraps a
+//! locking method in a transaction.
 //!
-//! Oversells, with a lock that is in itself right: between its release and the commit the next holder reads the row as it
-//! was before, and writes what it worked out from that. Take the lock outside, the transaction inside.
-//! Costs 4 trips to SQL and at least 2 to Redis.
-
-use std::sync::Arc;
+//! Oversells although the lock is correct: between its release and the commit, the next holder reads the old
+//! row, and writes a value computed from it. Take the lock outside, the transaction inside. Cost: 4 round
+//! trips to SQL and at least 2 to Redis.
 
 use super::owned_lock::Lock;
-use crate::app::App;
 use crate::backoff::Backoff;
-use crate::manager::{Attempt, Expectation, Held, Reduced, Result, StockError, StockManager, Strategy};
+use crate::error::{Result, StockError};
+use crate::manager::{Attempt, Expectation, Held, ReduceResult, StockManager, Strategy};
 use crate::stock_row::StockRow;
 
-/// The row.
 pub const STRATEGY: Strategy = Strategy::of::<UnlockBeforeCommit>(
     9,
-    "unlock_before_commit",
     "lock released before the commit",
     Expectation::Oversells,
     "BEGIN, lock, SELECT, test, UPDATE, unlock, COMMIT",
 );
 
-/// See the module.
-#[derive(Debug)]
-pub struct UnlockBeforeCommit {
-    stock: StockRow,
-    lock: Lock,
-}
+pub struct UnlockBeforeCommit;
 
 impl StockManager for UnlockBeforeCommit {
-    async fn open(app: &Arc<App>, key: &str) -> Result<Self> {
-        Ok(Self { stock: StockRow::new(app, key), lock: Lock::new(app, key) })
-    }
+    type Store = StockRow;
 
-    async fn init(&self, stock: u32) -> Result<()> {
-        self.stock.init(stock).await
-    }
-
-    async fn reduce(&self, attempt: &Attempt) -> Result<Reduced> {
-        let mut transaction = self.stock.app.sql.begin(attempt.deadline).await?;
-        let held = self.lock.acquire_by(Backoff::for_few(), attempt.deadline).await?;
-        let read = "SELECT units FROM stock WHERE id = $1";
-        let row = transaction.row(read, &[(&self.stock.id).into()]).await?;
+    async fn reduce(stock: &StockRow, attempt: &Attempt) -> Result<ReduceResult> {
+        let lock = Lock::new(&stock.app, &stock.id);
+        let id = (&stock.id).into();
+        let mut transaction = stock.app.sql.begin(attempt.deadline).await?;
+        let held = lock.acquire(Backoff::for_few(), attempt.deadline).await?;
+        let row = transaction.row("SELECT units FROM stock WHERE id = $1", &[id]).await?;
         let left = row.ok_or(StockError::Missing)?[0] - i64::from(attempt.quantity);
         if left >= 0 {
-            let write = "UPDATE stock SET units = $2 WHERE id = $1";
-            transaction.run(write, &[(&self.stock.id).into(), left.into()]).await?;
+            transaction.run("UPDATE stock SET units = $2 WHERE id = $1", &[id, left.into()]).await?;
         }
-        self.lock.release(&held).await?;
+        lock.release(&held).await?;
         transaction.commit().await?;
-        Ok(if left < 0 { Reduced::SoldOut } else { Reduced::Taken })
+        Ok(if left < 0 { ReduceResult::SoldOut } else { ReduceResult::Taken })
     }
 
-    async fn give_back(&self, attempt: &Attempt) -> Result<()> {
-        self.stock.add(attempt.quantity).await
-    }
-
-    async fn get(&self) -> Result<i64> {
-        self.stock.get().await
-    }
-
-    async fn hold(&self, attempt: &Attempt) -> Result<Held> {
-        let transaction = self.stock.app.sql.begin(attempt.deadline).await?;
-        Ok(Box::new((transaction, self.lock.acquire(attempt.deadline).await?)))
+    async fn hold(stock: &StockRow, attempt: &Attempt) -> Result<Held> {
+        let transaction = stock.app.sql.begin(attempt.deadline).await?;
+        let lock = Lock::new(&stock.app, &stock.id);
+        Ok(Box::new((transaction, lock.acquire(Backoff::for_lock(), attempt.deadline).await?)))
     }
 }

@@ -1,4 +1,5 @@
-//! What the page consists of: all of it from core, by a policy that lets nothing else in, and uPlot as npm has it.
+//! Core serves all files of the dashboard under a strict policy, and uPlot is an exact copy of the npm
+//! package.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,7 @@ async fn get(core: &Core, path: &str) -> Reply {
     core.client().call(Method::GET, &core.admin_url(path), "", &Value::Null).await
 }
 
-/// Whatever a page, a style or a script names by a path of its own host.
+/// Returns the paths on the same host that a page, style or script refers to.
 fn named(text: &str) -> Vec<String> {
     let quoted = text.split('"').skip(1).step_by(2);
     let local = quoted.filter_map(|path| match path.strip_prefix("./") {
@@ -26,7 +27,7 @@ fn named(text: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn every_file_that_the_page_names_is_in_core_and_let_in_by_its_policy() {
+async fn every_referenced_file_is_served_and_allowed_by_the_policy() {
     let core = Core::start().await;
     let page = get(&core, "/").await.expect(200);
     assert_eq!(page.header("content-type"), "text/html; charset=utf-8");
@@ -51,15 +52,15 @@ async fn every_file_that_the_page_names_is_in_core_and_let_in_by_its_policy() {
         .filter(|name| name != "index.html" && name != "uPlot.LICENSE")
         .filter(|name| !read.iter().any(|path| path.ends_with(&format!("/{name}"))))
         .collect();
-    assert_eq!(unused, Vec::<String>::new(), "files of the dashboard that nothing names");
+    assert_eq!(unused, Vec::<String>::new(), "unused files of the dashboard");
     assert_eq!(get(&core, "/dashboard/none.js").await.status, 404);
 }
 
 #[tokio::test]
-async fn nothing_in_the_page_is_inline() {
+async fn the_page_has_no_inline_script_or_style() {
     let core = Core::start().await;
     let page = get(&core, "/").await.expect(200);
-    assert!(!page.header("content-security-policy").contains("unsafe"), "the policy allows what is inline");
+    assert!(!page.header("content-security-policy").contains("unsafe"), "the policy allows inline code");
     let text = page.text();
     for inline in ["<style", " style=", "<script>", " onclick=", "javascript:"] {
         assert!(!text.contains(inline), "{inline} in the page");
@@ -67,13 +68,13 @@ async fn nothing_in_the_page_is_inline() {
 }
 
 #[test]
-fn uplot_is_the_one_that_npm_has() {
+fn the_uplot_copy_matches_the_npm_package() {
     let package: Value =
         serde_json::from_str(&fs::read_to_string(root().join("package.json")).unwrap()).unwrap();
     let installed = root().join("node_modules/uplot");
     let theirs: Value =
         serde_json::from_str(&fs::read_to_string(installed.join("package.json")).unwrap()).unwrap();
-    assert_eq!(package["devDependencies"]["uplot"], theirs["version"], "npm install");
+    assert_eq!(package["devDependencies"]["uplot"], theirs["version"], "run npm install");
     for (ours, of_theirs) in [
         ("uPlot.iife.min.js", "dist/uPlot.iife.min.js"),
         ("uPlot.min.css", "dist/uPlot.min.css"),
@@ -81,6 +82,6 @@ fn uplot_is_the_one_that_npm_has() {
     ] {
         let same = fs::read(root().join("core/dashboard").join(ours)).unwrap()
             == fs::read(installed.join(of_theirs)).unwrap();
-        assert!(same, "cp node_modules/uplot/{of_theirs} core/dashboard/{ours}");
+        assert!(same, "the copy differs: cp node_modules/uplot/{of_theirs} core/dashboard/{ours}");
     }
 }

@@ -1,11 +1,14 @@
-//! The dashboard: the events that it reads, and its page in a real browser before a real core.
+//! The dashboard: its event stream, and its page in a real browser with a real core.
 
+mod claims;
 mod files;
 mod layout;
 mod live;
 mod page;
+mod report;
 
 use std::future::Future;
+use std::time::Duration;
 
 use reqwest::{Method, Response};
 use serde_json::Value;
@@ -17,44 +20,58 @@ use tokio::time::timeout;
 pub const VIEWER: &str = "the-watching-viewers-token-for-the-tests";
 pub const OPERATOR: &str = "the-watching-operators-token-for-the-tests";
 
-/// A core that knows a viewer and an operator beside its own admin.
+/// Script that records the texts on each canvas, because the texts are not in any element.
+pub const RECORD_CANVAS_TEXTS: &str = "const context = CanvasRenderingContext2D.prototype;
+    const { fillText, clearRect } = context;
+    context.fillText = function (text, ...place) {
+        (this.canvas.texts ??= []).push(text);
+        return fillText.call(this, text, ...place);
+    };
+    context.clearRect = function (...box) {
+        this.canvas.texts = [];
+        return clearRect.apply(this, box);
+    };";
+
+/// Expression for the axis labels that a chart shows more than once.
+pub const REPEATED_LABELS: &str = "[...document.querySelectorAll('canvas')].flatMap(({ texts = [] }) =>
+    texts.filter((text, at) => texts.indexOf(text) !== at))";
+
+/// Returns options of a core with a viewer and an operator besides its admin.
 pub fn with_roles() -> CoreOptions {
     let tokens = format!("vera:viewer:{VIEWER},olga:operator:{OPERATOR}");
     CoreOptions::default().with("CLAIMGATE_ADMIN_TOKENS", tokens)
 }
 
-/// Runs `test` where there is a browser; beside others.
+/// Runs `test` if a browser is installed, concurrently with other tests.
 pub fn in_browser(name: &str, test: impl Future<Output = ()>) {
-    if browser::is_here() {
+    if browser::is_installed(name) {
         EXECUTOR.block_on(test);
-    } else {
-        println!("dashboard::{name} SKIPPED: no chromium or no chromedriver; scripts/setup.sh brings them");
     }
 }
 
-/// The events of one who watches.
-pub struct Watch {
+/// The event stream of one watcher.
+pub struct LiveStream {
     response: Response,
     unread: String,
 }
 
-impl Watch {
-    /// Begins to watch `core` with `token`.
-    pub async fn begin(core: &Core, token: &str) -> Self {
-        let response = Self::ask(core, token).await;
+impl LiveStream {
+    /// Opens the stream of `core` with `token`.
+    pub async fn open(core: &Core, token: &str) -> Self {
+        let response = Self::request(core, token).await;
         assert_eq!(response.status(), 200);
         assert_eq!(response.headers()["content-type"], "text/event-stream");
         Self { response, unread: String::new() }
     }
 
-    /// The answer to the call, not yet read.
-    pub async fn ask(core: &Core, token: &str) -> Response {
-        // Without the limit on the time of a whole answer, which this one has none of.
+    /// Returns the answer with its body unread.
+    pub async fn request(core: &Core, token: &str) -> Response {
+        // The answer never ends, so the client's usual timeout must not apply.
         let request = core.client().request(Method::GET, &core.admin_url("/admin/v1/live"));
-        request.bearer_auth(token).timeout(10 * SOON).send().await.unwrap()
+        request.bearer_auth(token).timeout(Duration::from_secs(3600)).send().await.unwrap()
     }
 
-    /// The next event's name and data; `None` when the stream has ended.
+    /// Returns the next event's name and data, or `None` at the end of the stream.
     pub async fn next(&mut self) -> Option<(String, Value)> {
         loop {
             if let Some((event, rest)) = self.unread.split_once("\n\n") {
@@ -68,12 +85,12 @@ impl Watch {
         }
     }
 
-    /// The first snapshot of which `wanted` holds.
+    /// Returns the first snapshot for which `wanted` holds.
     pub async fn until(&mut self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
         let mut last = Value::Null;
         let found = timeout(2 * SOON, async {
             loop {
-                let (name, data) = self.next().await.expect("the stream goes on");
+                let (name, data) = self.next().await.expect("the stream has not ended");
                 if name == "snapshot" && wanted(&data) {
                     return data;
                 }
@@ -85,14 +102,14 @@ impl Watch {
     }
 }
 
-/// What a snapshot says of one campaign.
+/// Returns the entry of one campaign in a snapshot.
 pub fn campaign<'a>(snapshot: &'a Value, id: &str) -> &'a Value {
     let listed = snapshot["campaigns"]["listed"].as_array().unwrap();
     listed.iter().find(|campaign| campaign["id"] == id).unwrap_or(&Value::Null)
 }
 
-/// How often claims were refused for `code`.
-pub fn refused(snapshot: &Value, code: &str) -> u64 {
+/// Returns how often claims were denied with `code`.
+pub fn denials(snapshot: &Value, code: &str) -> u64 {
     let reasons = snapshot["refusals"]["by_reason"].as_array().unwrap();
     reasons.iter().find(|reason| reason["code"] == code).map_or(0, |reason| reason["count"].as_u64().unwrap())
 }

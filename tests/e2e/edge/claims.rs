@@ -1,14 +1,14 @@
-//! Claims, look-ups and campaigns through the edge, and what it refuses by itself.
+//! Claims, lookups and campaign views through the edge, and requests that the edge rejects itself.
 
 use std::time::Duration;
 
 use reqwest::Method;
 use serde_json::json;
 use support::times::from_now;
-use support::wait::holds;
+use support::wait::{holds, until_status};
 use support::{SOON, eventually};
 
-use super::{claims_passed_on, open_world, refused_early, run};
+use super::{claims_sent_to_core, open_world, run, until_rejected_early};
 
 #[test]
 fn a_claim_is_granted_once_and_shown_to_its_user_only() {
@@ -40,31 +40,27 @@ fn a_claim_is_granted_once_and_shown_to_its_user_only() {
 }
 
 #[test]
-fn a_total_of_nothing_is_sold_out_until_units_are_added() {
+fn a_total_of_zero_is_sold_out_until_units_are_added() {
     run(async {
         let world = open_world().await;
         world.core.create("nothing", json!({"total": 0})).await;
-        let refused = refused_early(world, "nothing", "sold_out").await;
+        let refused = until_rejected_early(world, "nothing", "sold_out").await;
         assert_eq!(refused.json()["remaining"], 0);
         let body = json!({"units": 1, "idempotency_key": "a"});
         world.core.admin(Method::POST, "/admin/v1/campaigns/nothing/add", &body).await.expect(200);
-        eventually(SOON, || async {
-            let reply = world.first_try("nothing", "alice", "k").await;
-            holds(reply.status < 300, || reply.text())
-        })
-        .await;
+        until_status(SOON, &[200, 201], async || world.first_try("nothing", "alice", "k").await).await;
     });
 }
 
 #[test]
-fn anothers_key_is_never_anothers_claim() {
+fn two_users_with_the_same_key_get_separate_claims() {
     run(async {
         let world = open_world().await;
         world.core.create("keys", json!({"total": 5})).await;
         let alices = world.claim("keys", "alice", "same").await.expect(201).json();
         let bobs = world.claim("keys", "bob", "same").await.expect(201).json();
         assert_ne!(alices["claim"]["id"], bobs["claim"]["id"]);
-        // Without a key every request is a claim of its own.
+        // Without a key, each request is a separate claim.
         for _ in 0..2 {
             let _ = world.send(world.claim_request("keys", "carol")).await.expect(201);
         }
@@ -72,7 +68,7 @@ fn anothers_key_is_never_anothers_claim() {
 }
 
 #[test]
-fn a_winners_retry_meets_the_claim_whatever_has_become_of_the_campaign() {
+fn a_winners_retry_returns_the_claim_in_any_state() {
     run(async {
         let world = open_world().await;
         for (id, verb, state, code) in [
@@ -85,19 +81,19 @@ fn a_winners_retry_meets_the_claim_whatever_has_become_of_the_campaign() {
             if !verb.is_empty() {
                 let _ = world.core.set_admin_state(id, verb).await.expect(200);
             }
-            world.until_seen(id, state).await;
-            let _ = refused_early(world, id, code).await;
+            world.until_edge_shows(id, state).await;
+            let _ = until_rejected_early(world, id, code).await;
             let retried = world.claim(id, "winner", "k").await.expect(200);
             assert_eq!(retried.json()["claim"], won["claim"], "{id}");
             let loser = world.claim(id, "loser", "k").await;
             assert_eq!(loser.code(), code, "a keyed request may be a retry");
-            assert_eq!(claims_passed_on(world, &loser).len(), 1);
+            assert_eq!(claims_sent_to_core(world, &loser).len(), 1);
         }
     });
 }
 
 #[test]
-fn a_first_try_that_cannot_win_is_refused_without_asking_core() {
+fn a_first_try_that_cannot_win_does_not_reach_core() {
     run(async {
         let world = open_world().await;
         let (starts_at, ended_at) = (from_now(3600), from_now(-5));
@@ -107,7 +103,7 @@ fn a_first_try_that_cannot_win_is_refused_without_asking_core() {
         ] {
             let rules = json!({"id": id, "name": id, "starts_at": starts, "ends_at": ends, "limits": {}});
             world.core.create_with(rules).await;
-            let refused = refused_early(world, id, code).await.expect(status);
+            let refused = until_rejected_early(world, id, code).await.expect(status);
             let retry_after = refused.header("retry-after").parse::<u64>().ok();
             assert_eq!(
                 retry_after.is_some_and(|s| (3_500..=3_600).contains(&s)),
@@ -120,17 +116,17 @@ fn a_first_try_that_cannot_win_is_refused_without_asking_core() {
             assert_eq!(support::times::ms(refused[member].as_str().unwrap()), support::times::ms(instant));
             assert_eq!(refused["version"], 1);
         }
-        let _ = refused_early(world, "early-unknown", "campaign_not_found").await.expect(404);
+        let _ = until_rejected_early(world, "early-unknown", "campaign_not_found").await.expect(404);
         world.core.create("early-sold-out", json!({"total": 1})).await;
         let _ = world.claim("early-sold-out", "winner", "k").await.expect(201);
-        world.until_seen("early-sold-out", "sold_out").await;
-        let refused = refused_early(world, "early-sold-out", "sold_out").await.expect(409).json();
+        world.until_edge_shows("early-sold-out", "sold_out").await;
+        let refused = until_rejected_early(world, "early-sold-out", "sold_out").await.expect(409).json();
         assert_eq!((&refused["limit"], &refused["remaining"]), (&json!("total"), &json!(0)));
     });
 }
 
 #[test]
-fn cores_denials_pass_through_with_what_they_say() {
+fn denials_by_core_are_passed_through_unchanged() {
     run(async {
         let world = open_world().await;
         let limits = json!({"total": 9, "per_user": 2, "per_user_per_day": 1, "per_claim": 2});
@@ -152,7 +148,7 @@ fn cores_denials_pass_through_with_what_they_say() {
 }
 
 #[test]
-fn the_view_is_cached_by_its_etag() {
+fn the_campaign_view_is_cached_by_etag() {
     run(async {
         let world = open_world().await;
         world.core.create("views", json!({"total": 3})).await;
@@ -184,14 +180,14 @@ fn the_view_is_cached_by_its_etag() {
 }
 
 #[test]
-fn health_touches_nothing_and_what_is_not_there_is_not_found() {
+fn liveness_and_unknown_paths_do_not_reach_core() {
     run(async {
         let world = open_world().await;
         let live = world.send(world.request("GET", "/livez")).await.expect(200);
-        assert!(world.passed_on(&live).is_empty());
+        assert!(world.forwarded(&live).is_empty());
         for path in ["/v1/claims", "/v1/other", "/internal/v1/claims", "/admin/v1/campaigns", "/metrics"] {
             let missing = world.send(world.request("GET", path)).await.expect(404);
-            assert!(world.passed_on(&missing).is_empty(), "{path}");
+            assert!(world.forwarded(&missing).is_empty(), "{path}");
         }
         for (method, path, allow) in [
             ("PUT", "/v1/campaigns/flow/claims", "GET, HEAD, POST"),

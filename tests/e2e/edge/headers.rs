@@ -1,4 +1,4 @@
-//! What every answer of the edge carries, and which other origins are let in.
+//! Headers of every answer of the edge, and CORS.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use serde_json::json;
 use super::{open_world, run, strict_world};
 
 #[test]
-fn every_answer_carries_its_id_and_the_security_headers() {
+fn every_answer_has_a_request_id_and_security_headers() {
     run(async {
         let world = open_world().await;
         world.core.create("headers", json!({"total": 1})).await;
@@ -22,7 +22,7 @@ fn every_answer_carries_its_id_and_the_security_headers() {
         ] {
             let id = reply.header("x-request-id");
             assert_eq!(id.len(), 22, "{id}");
-            assert!(ids.insert(id.to_owned()), "{id} twice");
+            assert!(ids.insert(id.to_owned()), "request id {id} was used twice");
             assert_eq!(reply.header("x-content-type-options"), "nosniff");
             assert_eq!(reply.header("x-frame-options"), "DENY");
             assert_eq!(reply.header("referrer-policy"), "no-referrer");
@@ -41,10 +41,12 @@ fn every_answer_carries_its_id_and_the_security_headers() {
 }
 
 #[test]
-fn the_page_comes_with_a_strict_policy() {
+fn the_page_has_a_strict_content_security_policy() {
     run(async {
         let world = open_world().await;
-        for (path, kind) in [("/", "text/html"), ("/page.js", "text/javascript"), ("/page.css", "text/css")] {
+        for (path, kind) in
+            [("/?campaign=headers", "text/html"), ("/page.js", "text/javascript"), ("/page.css", "text/css")]
+        {
             let reply = world.send(world.request("GET", path)).await.expect(200);
             assert!(
                 reply.header("content-type").starts_with(kind),
@@ -62,7 +64,7 @@ fn the_page_comes_with_a_strict_policy() {
 }
 
 #[test]
-fn only_the_listed_origin_is_let_in() {
+fn only_listed_origins_get_cors_headers() {
     run(async {
         let world = strict_world().await;
         world.core.create("cors", json!({"total": 1})).await;
@@ -80,7 +82,7 @@ fn only_the_listed_origin_is_let_in() {
             let claim =
                 world.claim_request("cors", "alice").header("Origin", origin).header("Idempotency-Key", "k");
             let claim = world.send(claim).await;
-            assert!(claim.status < 300, "CORS is for browsers: the answer is the same");
+            assert!(claim.status < 300, "CORS only concerns browsers: the claim is made");
             for reply in [&preflight, &claim] {
                 let allowed = reply.header("access-control-allow-origin");
                 assert_eq!(allowed, if is_let_in { origin } else { "" });
@@ -91,12 +93,16 @@ fn only_the_listed_origin_is_let_in() {
         drop(world);
         let world = open_world().await;
         let foreign = world.request("GET", "/livez").header("Origin", "https://shop.example");
-        assert_eq!(world.send(foreign).await.header("access-control-allow-origin"), "", "no list, no origin");
+        assert_eq!(
+            world.send(foreign).await.header("access-control-allow-origin"),
+            "",
+            "without a list, no origin is allowed"
+        );
     });
 }
 
 #[test]
-fn the_demo_route_is_not_there_without_its_flag() {
+fn the_demo_route_exists_only_with_its_flag() {
     run(async {
         let strict = strict_world().await;
         for world in [open_world().await, &*strict] {

@@ -1,4 +1,4 @@
-//! The caller's own claims of a campaign, and what is left to the caller.
+//! A caller's own claims in a campaign, and the caller's allowance.
 
 use reqwest::RequestBuilder;
 use serde_json::json;
@@ -16,7 +16,7 @@ fn own_page(world: &World, campaign: &str, user: &str, query: &str) -> RequestBu
 }
 
 #[test]
-fn callers_see_their_own_claims_and_what_is_left_to_them() {
+fn callers_see_their_own_claims_and_allowance() {
     run(async {
         let world = open_world().await;
         world.core.create("own", json!({"total": 9, "per_user": 3, "per_claim": 1})).await;
@@ -44,7 +44,7 @@ fn callers_see_their_own_claims_and_what_is_left_to_them() {
 }
 
 #[test]
-fn without_a_token_a_campaign_or_a_sound_query_nothing_is_told() {
+fn invalid_tokens_campaigns_and_queries_are_rejected() {
     run(async {
         let world = open_world().await;
         world.core.create("own-bad", json!({})).await;
@@ -55,7 +55,7 @@ fn without_a_token_a_campaign_or_a_sound_query_nothing_is_told() {
             world.request("GET", "/v1/campaigns/own-none/claims"),
         ] {
             let refused = world.send(request).await.refused(401, "unauthenticated");
-            assert!(world.passed_on(&refused).is_empty());
+            assert!(world.forwarded(&refused).is_empty());
         }
         for campaign in ["own-none", "a.b", "a%00b"] {
             let _ = world.send(own_claims(world, campaign, "alice")).await.refused(404, "campaign_not_found");
@@ -75,7 +75,7 @@ fn without_a_token_a_campaign_or_a_sound_query_nothing_is_told() {
 }
 
 #[test]
-fn looking_too_often_is_refused_and_leaves_claiming_alone() {
+fn rate_limited_lookups_leave_claims_unaffected() {
     run(async {
         let world = strict_world().await;
         world.core.create("own-rates", json!({})).await;
@@ -89,8 +89,8 @@ fn looking_too_often_is_refused_and_leaves_claiming_alone() {
                 break;
             }
         }
-        // The limiter counts by its own clock's periods, so a run may straddle two of them.
-        let (count, reply) = refused.expect("100 look-ups and none too many");
+        // A run may span two periods of the limiter.
+        let (count, reply) = refused.expect("no lookup of 100 was rate limited");
         assert!((20..=40).contains(&count), "{count}");
         let _ = reply.refused(429, "rate_limited");
         let claim = world.claim_request("own-rates", "curious").header("CF-Connecting-IP", "192.0.2.200");

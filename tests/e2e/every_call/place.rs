@@ -1,25 +1,26 @@
-//! Where a call is made: a campaign with a held claim and a webhook, all its own; and what can be seen of it.
+//! The fixture of one call: its own campaign with a held claim and a webhook, and their observable state.
 
 use reqwest::Method;
 use serde_json::{Value, json};
 use support::core_client::campaign;
+use support::signing::Signed;
 use support::wait::holds;
 use support::{Core, SOON, Sql, eventually};
 
-use crate::every_call::table::Call;
+use crate::every_call::table::{Call, USER_IDS};
 
-/// What no two calls share.
+/// Resources that are used by only one call.
 #[derive(Debug, Clone)]
-pub struct Place {
+pub struct Fixture {
     pub campaign: String,
     held: String,
     webhook: String,
     receiver: String,
 }
 
-impl Place {
-    /// Makes the place `name` for `call`: 2 of 10 units are held by `holder`. A webhook, where it is about those, goes to
-    /// `receiver`.
+impl Fixture {
+    /// Creates the campaign `name`, in which `holder` has 2 of 10 units on hold, and, for calls on webhooks,
+    /// a webhook with the URL `receiver`.
     pub async fn make(core: &Core, name: String, receiver: &str, call: &Call) -> Self {
         let mut body = campaign(&name, json!({"total": 10, "per_user": 5, "per_claim": 5}));
         body["hold_seconds"] = json!(3600);
@@ -28,37 +29,42 @@ impl Place {
         if call.paused {
             core.set_admin_state(&name, "pause").await.expect(200);
         }
-        let mut place = Self {
+        if call.template() == "/admin/v1/user-ids" {
+            // Pins the user ids that the call sets: others cannot be set while the fixtures' campaigns are not over.
+            let claim = Signed::claim(core, &name, "pins", "k");
+            Signed { user_ids: USER_IDS.to_owned(), ..claim }.send(core).await.expect(201);
+        }
+        let mut fixture = Self {
             campaign: name,
             held: held["claim"]["id"].as_str().expect("an id").to_owned(),
             webhook: String::new(),
             receiver: receiver.to_owned(),
         };
         if call.template().contains("/webhooks/{id}") {
-            let body = place.webhook_body();
+            let body = fixture.webhook_body();
             let made = core.admin(Method::POST, "/admin/v1/webhooks", &body).await.expect(201).json();
-            made["id"].as_str().expect("an id").clone_into(&mut place.webhook);
+            made["id"].as_str().expect("an id").clone_into(&mut fixture.webhook);
         }
-        place
+        fixture
     }
 
-    /// Removes its webhooks, of which there may be a hundred in all.
-    pub async fn leave(self, core: &Core) {
+    /// Removes the webhooks, because core allows only a hundred.
+    pub async fn clean_up(self, core: &Core) {
         for webhook in self.webhooks(core).await {
             let path = format!("/admin/v1/webhooks/{}", webhook["id"].as_str().expect("an id"));
             core.admin(Method::DELETE, &path, &Value::Null).await.expect(200);
         }
     }
 
-    /// A webhook of this place alone.
+    /// Returns the body of a webhook that belongs only to this fixture.
     pub fn webhook_body(&self) -> Value {
         json!({"url": format!("{}/{}", self.receiver, self.campaign), "campaign_id": self.campaign})
     }
 
-    /// Another campaign's body, which only this place makes.
+    /// Returns the body of a second campaign that only this fixture creates.
     pub fn another(&self) -> Value {
         let mut body = campaign(&self.another_id(), json!({"total": 3}));
-        // The same whenever it is asked for.
+        // A fixed time, so that a repeated call has the same body.
         body["starts_at"] = json!("2026-01-01T00:00:00Z");
         body
     }
@@ -67,20 +73,20 @@ impl Place {
         format!("{}-more", self.campaign)
     }
 
-    /// A path of openapi.json, with this place's names.
+    /// Fills a path template of openapi.json with the ids of this fixture.
     pub fn fill(&self, template: &str) -> String {
         let id = if template.contains("/webhooks/") { &self.webhook } else { &self.campaign };
         template.replace("{id}", id).replace("{user_id}", "holder").replace("{claim_id}", &self.held)
     }
 
-    /// All that can be seen here from outside and in SQL, once the campaign is ready and SQL has heard of all; without
-    /// what differs between two places that saw the same: ids, times, secrets.
+    /// Waits until the campaign is ready and relayed, and returns its state from the API and SQL, without
+    /// values that differ between fixtures: ids, times and secrets.
     pub async fn state(&self, core: &Core, sql: &Sql) -> Value {
         let redis = core.redis().await;
         let reconciliation = format!("/admin/v1/campaigns/{}/reconciliation", self.campaign);
         let compared = eventually(SOON, || async {
             let entries = redis.outbox_entries(&self.campaign).await;
-            // After an import, refused or not, the campaign may be loaded a moment later.
+            // After an import, even a rejected one, the campaign is loaded with a delay.
             let compared = core.admin_get(&reconciliation).await.expect(200).json();
             let is_ready = !compared["differences"].to_string().contains("not_ready");
             holds(entries == 1 && is_ready, || {
@@ -95,7 +101,7 @@ impl Place {
             .into_iter()
             .map(|claim| json!([claim.user_id, claim.quantity, claim.status, claim.revision]))
             .collect();
-        let told = core.admin_get(&format!("/admin/v1/campaigns/{}", self.campaign)).await.expect(200).json();
+        let view = core.admin_get(&format!("/admin/v1/campaigns/{}", self.campaign)).await.expect(200).json();
         let changes: Vec<_> =
             sql.audit(&self.campaign).await.into_iter().map(|row| json!([row.1, row.2])).collect();
         let mut of_claims: Vec<_> =
@@ -103,8 +109,8 @@ impl Place {
         of_claims.sort_by_key(Value::to_string);
         json!({
             "campaign": {
-                "name": if told["name"] == self.campaign { json!("its id") } else { told["name"].clone() },
-                "limits": told["limits"], "state": told["state"], "version": told["version"],
+                "name": if view["name"] == self.campaign { json!("its id") } else { view["name"].clone() },
+                "limits": view["limits"], "state": view["state"], "version": view["version"],
                 "remaining": core.campaign(&self.campaign).await["remaining"],
             },
             "another": core.admin_get(&format!("/admin/v1/campaigns/{}", self.another_id())).await.status,

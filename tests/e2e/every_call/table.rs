@@ -1,48 +1,62 @@
-//! Each call of openapi.json: where it is made, and what it is answered.
+//! The calls of openapi.json, with their requests and expected answers.
 
 use reqwest::Method;
 use serde_json::{Value, json};
 use support::claim_body;
 
-use crate::every_call::place::Place;
+use self::Role::{Admin, Operator};
+use crate::every_call::place::Fixture;
 
-/// A request, without who sends it.
+/// A request without credentials.
 #[derive(Debug, Clone)]
-pub struct Ask {
+pub struct CallRequest {
     pub method: Method,
     pub path: String,
     pub body: Body,
 }
 
-/// What a request brings.
+/// The body of a request.
 #[derive(Debug, Clone)]
 pub enum Body {
     None,
     Json(Value),
     Csv(&'static str),
-    /// Anything at all, under a media type of any kind.
+    /// A media type and any text.
     Raw(&'static str, &'static str),
 }
 
-/// What a call's answer is: its status, and the code where it is a problem.
+/// The status of an answer, and the code of a problem.
 pub type Answer = (u16, &'static str);
 
-/// A call of the document.
+/// The user ids of every fixture.
+pub const USER_IDS: &str = "verbatim:VRBHvs";
+
+/// A role of a named admin, in ascending order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    Viewer,
+    Operator,
+    Admin,
+}
+
+/// A call of openapi.json.
 #[derive(Debug)]
 pub struct Call {
-    /// Method and path as openapi.json has them.
+    /// Method and path as in openapi.json.
     pub name: &'static str,
-    /// Made in a campaign that is paused.
+    /// Whether the campaign is paused before the call.
     pub paused: bool,
-    /// The query and the body of the call as it should be.
-    pub good: fn(&Place) -> (String, Body),
-    /// The status that it is answered with.
+    /// Query and body of a valid call.
+    pub good: fn(&Fixture) -> (String, Body),
+    /// Status of the answer.
     pub answer: u16,
-    /// What the very same call is answered afterwards.
+    /// Answer to the repeated call.
     pub again: Answer,
-    /// Whether the same call once more changes more.
-    pub adds_up: bool,
-    /// What is wrong with it, beside what can be wrong with every call.
+    /// Whether a repeated call takes effect a second time.
+    pub counts_again: bool,
+    /// Lowest role that may make the call.
+    pub role: Role,
+    /// Invalid variants specific to this call, with their answers.
     pub bad: &'static [(&'static str, Answer)],
 }
 
@@ -55,51 +69,73 @@ impl Call {
         self.name.split_once(' ').expect("a path").1
     }
 
-    /// The good call at `place`.
-    pub fn ask(&self, place: &Place) -> Ask {
-        let (query, body) = (self.good)(place);
-        Ask { method: self.method(), path: place.fill(self.template()) + &query, body }
+    /// Returns the valid request of this call for `fixture`.
+    pub fn request(&self, fixture: &Fixture) -> CallRequest {
+        let (query, body) = (self.good)(fixture);
+        CallRequest { method: self.method(), path: fixture.fill(self.template()) + &query, body }
     }
 
-    /// Reads alone.
+    /// Returns whether the call only reads.
     pub fn reads(&self) -> bool {
         self.method() == Method::GET
     }
 }
 
-/// A call that says nothing of itself: no query, no body, 200 as often as it is made.
+/// Defaults of a call: no query, no body, and 200 for the first and any repeated call.
 const PLAIN: Call = Call {
     name: "",
     paused: false,
     good: |_| (String::new(), Body::None),
     answer: 200,
     again: (200, ""),
-    adds_up: false,
+    counts_again: false,
+    role: Role::Viewer,
     bad: &[],
 };
 
 const INVALID: Answer = (400, "invalid_request");
 
-/// Calls that have tests of their own alone, and where.
-pub const ELSEWHERE: [(&str, &str); 2] =
-    [("GET /admin/v1/live", "dashboard::live"), ("GET /readyz", "faults readiness")];
+/// Calls that are not in [`CALLS`], with the module that tests them.
+pub const ELSEWHERE: [(&str, &str); 14] = [
+    ("GET /admin/v1/campaigns/{id}/codes", "faults codes"),
+    ("GET /admin/v1/live", "dashboard::live"),
+    ("GET /livez", "watching"),
+    ("GET /metrics", "watching"),
+    ("GET /openapi.json", "watching"),
+    ("GET /readyz", "faults readiness"),
+    ("GET /v1/campaigns/{id}", "edge::claims"),
+    ("GET /v1/campaigns/{id}/claims", "edge::own_claims"),
+    ("GET /v1/campaigns/{id}/challenge", "edge::challenges"),
+    ("POST /admin/v1/campaigns/{id}/codes", "faults codes"),
+    ("POST /internal/v1/refusals", "report"),
+    ("POST /v1/campaigns/{id}/claims", "edge::claims"),
+    ("POST /v1/campaigns/{id}/pass", "edge::challenges"),
+    ("GET /v1/claims/{claim_id}", "edge::claims"),
+];
 
-/// All others. A bad row is a query, or a body in JSON or CSV.
+/// All other calls. A `bad` row is a query, or a body in JSON or CSV.
 pub const CALLS: &[Call] = &[
     Call {
         name: "GET /admin/v1/audit",
         bad: &[("?after=x", INVALID), ("?limit=0", INVALID), ("?limit=1001", INVALID), ("?more=1", INVALID)],
-        good: |place| (format!("?campaign_id={}", place.campaign), Body::None),
+        good: |fixture| (format!("?campaign_id={}", fixture.campaign), Body::None),
         ..PLAIN
     },
     Call {
         name: "GET /admin/v1/campaigns",
-        bad: &[("?limit=0", INVALID), ("?limit=x", INVALID), ("?more=1", INVALID)],
+        bad: &[
+            ("?limit=0", INVALID),
+            ("?limit=x", INVALID),
+            ("?cursor=%00", INVALID),
+            ("?cursor=a.b", INVALID),
+            ("?more=1", INVALID),
+        ],
         ..PLAIN
     },
     Call {
         name: "POST /admin/v1/campaigns",
-        good: |place| (String::new(), Body::Json(place.another())),
+        role: Admin,
+        good: |fixture| (String::new(), Body::Json(fixture.another())),
         answer: 201,
         bad: &[
             ("{}", INVALID),
@@ -112,6 +148,7 @@ pub const CALLS: &[Call] = &[
     Call { name: "GET /admin/v1/campaigns/{id}", ..PLAIN },
     Call {
         name: "PATCH /admin/v1/campaigns/{id}",
+        role: Admin,
         good: |_| {
             (String::new(), Body::Json(json!({"version": 1, "name": "renamed", "limits": {"total": 7}})))
         },
@@ -126,6 +163,7 @@ pub const CALLS: &[Call] = &[
     },
     Call {
         name: "POST /admin/v1/campaigns/{id}/add",
+        role: Operator,
         good: |_| (String::new(), Body::Json(json!({"units": 50, "idempotency_key": "delivery-1"}))),
         bad: &[
             ("{}", INVALID),
@@ -144,6 +182,8 @@ pub const CALLS: &[Call] = &[
             ("?status=lost", INVALID),
             ("?limit=0", INVALID),
             ("?cursor=x", INVALID),
+            ("?cursor=1~%00.aHSIRPhRB6fDKajWWhFLtQ", INVALID),
+            ("?cursor=1~anna.%00", INVALID),
             ("?user_id=", INVALID),
             ("?more=1", INVALID),
         ],
@@ -151,6 +191,7 @@ pub const CALLS: &[Call] = &[
     },
     Call {
         name: "POST /admin/v1/campaigns/{id}/import",
+        role: Admin,
         paused: true,
         good: |_| (String::new(), Body::Csv("user_id,quantity\nanna,2\nbert,1\nanna,1\n")),
         bad: &[
@@ -165,15 +206,16 @@ pub const CALLS: &[Call] = &[
         ],
         ..PLAIN
     },
-    Call { name: "POST /admin/v1/campaigns/{id}/pause", ..PLAIN },
-    Call { name: "POST /admin/v1/campaigns/{id}/resume", paused: true, ..PLAIN },
-    Call { name: "POST /admin/v1/campaigns/{id}/end", ..PLAIN },
-    Call { name: "POST /admin/v1/campaigns/{id}/warm-up", ..PLAIN },
+    Call { name: "POST /admin/v1/campaigns/{id}/pause", role: Operator, ..PLAIN },
+    Call { name: "POST /admin/v1/campaigns/{id}/resume", role: Operator, paused: true, ..PLAIN },
+    Call { name: "POST /admin/v1/campaigns/{id}/end", role: Admin, ..PLAIN },
+    Call { name: "POST /admin/v1/campaigns/{id}/warm-up", role: Admin, ..PLAIN },
     Call { name: "GET /admin/v1/campaigns/{id}/reconciliation", ..PLAIN },
-    Call { name: "POST /admin/v1/campaigns/{id}/reconciliation", ..PLAIN },
+    Call { name: "POST /admin/v1/campaigns/{id}/reconciliation", role: Admin, ..PLAIN },
+    Call { name: "GET /admin/v1/campaigns/{id}/report", ..PLAIN },
     Call {
         name: "GET /admin/v1/changes",
-        good: |place| (format!("?campaign_id={}&limit=5", place.campaign), Body::None),
+        good: |fixture| (format!("?campaign_id={}&limit=5", fixture.campaign), Body::None),
         bad: &[
             ("?limit=0", INVALID),
             ("?wait_s=31", INVALID),
@@ -186,6 +228,7 @@ pub const CALLS: &[Call] = &[
     Call { name: "GET /admin/v1/replication", ..PLAIN },
     Call {
         name: "POST /admin/v1/replication",
+        role: Admin,
         good: |_| (String::new(), Body::Json(json!({"replicas_min": 0}))),
         bad: &[
             ("{}", INVALID),
@@ -195,14 +238,29 @@ pub const CALLS: &[Call] = &[
         ],
         ..PLAIN
     },
-    Call { name: "POST /admin/v1/replication/accept-loss", ..PLAIN },
+    Call { name: "POST /admin/v1/replication/accept-loss", role: Admin, ..PLAIN },
+    Call { name: "GET /admin/v1/user-ids", ..PLAIN },
+    Call {
+        name: "POST /admin/v1/user-ids",
+        role: Admin,
+        good: |_| (String::new(), Body::Json(json!({"user_ids": USER_IDS}))),
+        bad: &[
+            ("{}", INVALID),
+            (r#"{"user_ids":"VRBHvs"}"#, INVALID),
+            (r#"{"user_ids":null}"#, INVALID),
+            (r#"{"user_ids":"verbatim:VRBHvs","more":1}"#, INVALID),
+            (r#"{"user_ids":"hmac:VR1TK4"}"#, (409, "campaign_open")),
+        ],
+        ..PLAIN
+    },
     Call { name: "GET /admin/v1/webhooks", ..PLAIN },
     Call {
         name: "POST /admin/v1/webhooks",
-        good: |place| (String::new(), Body::Json(place.webhook_body())),
+        role: Admin,
+        good: |fixture| (String::new(), Body::Json(fixture.webhook_body())),
         answer: 201,
         again: (201, ""),
-        adds_up: true,
+        counts_again: true,
         bad: &[
             ("{}", INVALID),
             (r#"{"url":"https://elsewhere.example/"}"#, INVALID),
@@ -212,20 +270,30 @@ pub const CALLS: &[Call] = &[
         ..PLAIN
     },
     Call { name: "GET /admin/v1/webhooks/{id}", ..PLAIN },
-    Call { name: "DELETE /admin/v1/webhooks/{id}", again: (404, "webhook_not_found"), ..PLAIN },
-    Call { name: "GET /admin/v1/webhooks/{id}/deliveries", bad: &[("?limit=0", INVALID)], ..PLAIN },
-    Call { name: "POST /admin/v1/webhooks/{id}/enable", ..PLAIN },
-    Call { name: "POST /admin/v1/webhooks/{id}/rotate-secret", adds_up: true, ..PLAIN },
-    Call { name: "POST /admin/v1/webhooks/{id}/test", ..PLAIN },
+    Call { name: "DELETE /admin/v1/webhooks/{id}", role: Admin, again: (404, "webhook_not_found"), ..PLAIN },
+    Call {
+        name: "GET /admin/v1/webhooks/{id}/deliveries",
+        bad: &[("?limit=0", INVALID), ("?cursor=-1", INVALID), ("?cursor=%00", INVALID)],
+        ..PLAIN
+    },
+    Call { name: "POST /admin/v1/webhooks/{id}/enable", role: Admin, ..PLAIN },
+    Call { name: "POST /admin/v1/webhooks/{id}/rotate-secret", role: Admin, counts_again: true, ..PLAIN },
+    Call { name: "POST /admin/v1/webhooks/{id}/test", role: Admin, ..PLAIN },
     Call { name: "GET /internal/v1/campaigns/{id}", ..PLAIN },
     Call {
         name: "GET /internal/v1/campaigns/{id}/users/{user_id}",
-        bad: &[("?limit=0", INVALID), ("?cursor=x", INVALID), ("?more=1", INVALID)],
+        bad: &[
+            ("?limit=0", INVALID),
+            ("?cursor=x", INVALID),
+            ("?cursor=1.%00", INVALID),
+            ("?more=1", INVALID),
+        ],
         ..PLAIN
     },
     Call {
         name: "POST /internal/v1/claims",
-        good: |place| (String::new(), Body::Json(claim_body(&place.campaign, "anna", "k", 2))),
+        role: Admin,
+        good: |fixture| (String::new(), Body::Json(claim_body(&fixture.campaign, "anna", "k", 2))),
         answer: 201,
         bad: &[
             ("{}", INVALID),
@@ -240,14 +308,15 @@ pub const CALLS: &[Call] = &[
     },
     Call {
         name: "POST /internal/v1/claims/batch",
-        good: |place| {
-            let claim = |user: &str| claim_body(&place.campaign, user, "k", 1);
+        role: Admin,
+        good: |fixture| {
+            let claim = |user: &str| claim_body(&fixture.campaign, user, "k", 1);
             (String::new(), Body::Json(json!({"claims": [claim("anna"), claim("bert"), claim("anna")]})))
         },
         bad: &[("{}", INVALID), (r#"{"claims":[]}"#, INVALID), (r#"{"claims":[],"more":1}"#, INVALID)],
         ..PLAIN
     },
     Call { name: "GET /internal/v1/claims/{claim_id}", ..PLAIN },
-    Call { name: "POST /internal/v1/claims/{claim_id}/confirm", ..PLAIN },
-    Call { name: "POST /internal/v1/claims/{claim_id}/return", ..PLAIN },
+    Call { name: "POST /internal/v1/claims/{claim_id}/confirm", role: Operator, ..PLAIN },
+    Call { name: "POST /internal/v1/claims/{claim_id}/return", role: Operator, ..PLAIN },
 ];

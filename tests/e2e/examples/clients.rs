@@ -1,4 +1,4 @@
-//! What the clients' documents show.
+//! Examples in the documents of the clients.
 
 use std::fs;
 use std::process::Command;
@@ -13,14 +13,16 @@ use support::examples::Examples;
 use crate::edge::run;
 
 #[test]
-fn the_javascript_clients_example_claims() {
+fn the_javascript_example_makes_a_claim() {
     run(async {
-        let world = World::start(Runtime::asked(), "examples-client", "test", &[]).await;
+        let world = World::start(Runtime::from_env(), "examples-client", "test", &[]).await;
         world.core.create("tickets", json!({"total": 1})).await;
         let mut readme = Examples::of("client/README.md");
         let example = readme.next("import { ClaimgateClient");
+        readme.left_out("import { hmacUserIds", "client/test/server.test.js derives this id");
+        readme.left_out("import { passIssuer", "client/test/server.test.js signs passes");
         readme.end();
-        // As npm would have installed it.
+        // The same layout as after `npm install`.
         let directory = tempfile::tempdir().unwrap();
         fs::create_dir(directory.path().join("node_modules")).unwrap();
         let installed = directory.path().join("node_modules/claimgate-client");
@@ -42,12 +44,12 @@ fn the_javascript_clients_example_claims() {
     });
 }
 
-// As the crate's documentation has it; the test below compares them.
+// Copied from the crate's documentation; the test below compares both.
 #[rustfmt::skip]
-/// A ticket for `user`; `None` when there is none left.
+/// Claims a ticket for `user`; `None` if the tickets are sold out.
 async fn ticket(core: &Internal, user: &str) -> Result<Option<ClaimId>, Box<dyn std::error::Error>> {
     let mut call = ClaimCall::new("tickets".parse()?, user.parse()?, Quantity::ONE)?;
-    // Store `call.request()` here: after a crash `ClaimCall::again` asks for the same claim.
+    // Store `call.request()` here. After a crash, `ClaimCall::retry` makes the same claim.
     match core.claim(&mut call).await {
         Ok(answer) => Ok(Some(answer.read()?.claim.id)),
         Err(error) if error.is(Code::SoldOut) => Ok(None),
@@ -56,12 +58,12 @@ async fn ticket(core: &Internal, user: &str) -> Result<Option<ClaimId>, Box<dyn 
 }
 
 #[tokio::test]
-async fn the_rust_clients_example_claims() {
+async fn the_rust_example_makes_a_claim() {
     let mut documentation = Examples::of("rust-client/src/lib.rs");
     let example = documentation.next("use claimgate_client::");
     documentation.end();
     let (_, function) = example.split_once("\n\n").unwrap();
-    assert!(include_str!("clients.rs").contains(function), "the documentation has another one: {function}");
+    assert!(include_str!("clients.rs").contains(function), "the documentation differs: {function}");
     let core = Core::start().await;
     core.create("tickets", json!({"total": 1})).await;
     let shop = Internal::new(&core.url(""), support::core_client::API_TOKEN).unwrap();

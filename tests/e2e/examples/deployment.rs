@@ -1,9 +1,9 @@
-//! docs/deployment.md: the edge as one program, and what is shown of Redis.
+//! docs/deployment.md: the edge as one program, and the settings of Redis.
 
 use support::client::client;
 use support::cluster::ClusterSet;
 use support::edge::{EDGE_READY, built, root, token};
-use support::examples::{Desk, Examples};
+use support::examples::{ExampleShell, Examples};
 use support::process::{Process, free_address};
 use support::redis_server::Kind;
 use support::sentinel::SentinelSet;
@@ -12,9 +12,10 @@ use support::wait::holds;
 use support::{Core, CoreOptions, RedisServer, RedisView, SOON, eventually, only_on};
 
 const CLOUDFLARE: &str = "it needs an account at Cloudflare";
+const POOLERS: &str = "tests/e2e/poolers.rs";
 const NODES: &str = "10.0.0.1,10.0.0.2,10.0.0.3";
 
-/// The document's examples that are run, in its order.
+/// The document's examples that are run, in order.
 struct Shown {
     compile: String,
     redis: String,
@@ -35,8 +36,9 @@ impl Shown {
         let compile = deployment.next("scripts/setup.sh");
         deployment.left_out(
             "upstream edge",
-            "the set-up brings no nginx, and the document says that it was not run",
+            "the setup has no nginx, and the document says that the example was not run",
         );
+        deployment.run_in("pool_mode = session", POOLERS);
         let shown = Self {
             compile,
             redis: deployment.next("appendonly yes"),
@@ -51,7 +53,7 @@ impl Shown {
 }
 
 #[tokio::test]
-async fn the_edge_is_one_program() {
+async fn the_edge_compiles_to_one_program_as_shown() {
     built().await;
     let core = Core::start().await;
     core.create("demo", serde_json::json!({"total": 10})).await;
@@ -59,7 +61,7 @@ async fn the_edge_is_one_program() {
     let compile = Shown::read().compile;
     let [_set_up, compile, start] = compile.lines().collect::<Vec<_>>()[..] else { panic!("{compile}") };
     let edge = free_address();
-    let desk = Desk::of(&core)
+    let desk = ExampleShell::of(&core)
         .with("EDGE_KEY", &core.data_file("edge.key"))
         .with("USER_JWT_KEY", &core.data_file("user-jwt.key"))
         .with("CLIENT_ADDRESS", "X-Real-IP")
@@ -82,37 +84,41 @@ async fn the_edge_is_one_program() {
 }
 
 #[tokio::test]
-async fn a_redis_with_the_settings_that_are_shown_is_sound() {
-    only_on!(OWN, "it brings its own server");
+async fn doctor_accepts_the_documented_redis_settings() {
+    only_on!(OWN, "it starts its own server");
     let text = Shown::read().redis;
     let settings = text.lines().filter(|line| !line.starts_with('#'));
     let settings: Vec<_> = settings.map(|line| line.split_once(' ').unwrap()).collect();
     let server = RedisServer::start_with(&settings, &[]).await;
     let directory = tempfile::tempdir().unwrap();
-    let desk = Desk::at(directory.path()).with("CLAIMGATE_REDIS_URL", &server.url());
-    let said = desk.run("claimgate doctor").await.ended(0);
-    assert!(!said.out.contains("redis."), "{said:?}");
+    let desk = ExampleShell::at(directory.path()).with("CLAIMGATE_REDIS_URL", &server.url());
+    // Core is not running yet.
+    let output = desk.run("claimgate doctor").await.ended(3);
+    assert!(
+        !output.out.contains("breaks:") && output.out.contains("checked: the Redis of CLAIMGATE_REDIS_URL"),
+        "{output:?}"
+    );
 }
 
 #[tokio::test]
-async fn a_new_key_for_the_edge_is_taken() {
+async fn a_new_edge_key_made_as_shown_is_accepted() {
     let directory = tempfile::tempdir().unwrap();
-    let key = Desk::at(directory.path()).run(&Shown::read().key).await.ended(0).out;
+    let key = ExampleShell::at(directory.path()).run(&Shown::read().key).await.ended(0).out;
     CoreOptions::default().with("CLAIMGATE_EDGE_KEYS", key.trim()).start().await;
 }
 
-/// Makes the user that core is to be at a server.
+/// Creates core's ACL user on a server.
 async fn make_user(server: &RedisView) {
     let user = ["ACL", "SETUSER", "claimgate", "on", ">PASSWORD", "~cg:*", "+@all", "-@dangerous", "-@admin"];
     let may = ["+info", "+config|get", "+cluster|slots", "+cluster|info", "+cluster|myid"];
     server.query::<()>(&[&user[..], &may[..]].concat()).await;
 }
 
-/// Runs an example that starts core, its nodes being at `nodes`, until core is ready.
+/// Runs an example that starts core on `nodes`, and waits until core is ready.
 async fn becomes_ready(example: &str, nodes: &str) {
     let directory = tempfile::Builder::new().prefix("cg-").tempdir().unwrap();
     let (listen, admin) = (free_address(), free_address());
-    let desk = Desk::at(directory.path())
+    let desk = ExampleShell::at(directory.path())
         .with("CLAIMGATE_LISTEN", &listen.to_string())
         .with("CLAIMGATE_ADMIN_LISTEN", &admin.to_string())
         .replacing(NODES, nodes);
@@ -126,7 +132,7 @@ async fn becomes_ready(example: &str, nodes: &str) {
     .await;
 }
 
-/// What stands in a URL between its scheme and its path.
+/// Returns the part of a URL between its scheme and its path.
 fn nodes_of(url: &str) -> &str {
     let (_, rest) = url.split_once("://").unwrap();
     rest.split('/').next().unwrap()
@@ -134,9 +140,9 @@ fn nodes_of(url: &str) -> &str {
 
 #[tokio::test]
 async fn core_starts_with_sentinel_as_shown() {
-    only_on!(OWN, "it brings its own servers");
+    only_on!(OWN, "it starts its own servers");
     let shown = Shown::read();
-    let set = SentinelSet::start(Kind::asked()).await;
+    let set = SentinelSet::start(Kind::from_env()).await;
     for server in 0..3 {
         make_user(&set.view(server).await).await;
     }
@@ -147,8 +153,8 @@ async fn core_starts_with_sentinel_as_shown() {
 
 #[tokio::test]
 async fn core_starts_with_a_cluster_as_shown() {
-    only_on!(OWN, "it brings its own servers");
-    let set = ClusterSet::start(Kind::asked()).await;
+    only_on!(OWN, "it starts its own servers");
+    let set = ClusterSet::start(Kind::from_env()).await;
     for node in 0..6 {
         make_user(&set.view(node).await).await;
     }

@@ -1,11 +1,12 @@
-//! docs/migrating.md: a running sale is moved by the commands that it shows, from a PostgreSQL with orders.
+//! docs/migrating.md: moves a running sale from a PostgreSQL database with orders, using the commands shown.
 
-use support::examples::{Desk, Examples};
+use support::available::available;
+use support::examples::{ExampleShell, Examples};
 use support::postgres::Postgres;
 use support::wait::holds;
 use support::{Core, SOON, eventually};
 
-/// What the old system has: three orders that stand, and two that do not or are of another item.
+/// Orders in the old system: three to import, one cancelled, and one of another item.
 const ORDERS: &str =
     "CREATE TABLE orders (id int, user_id text, quantity int, sku text, status text, created_at timestamptz);
     INSERT INTO orders VALUES
@@ -16,18 +17,11 @@ const ORDERS: &str =
     (5, 'dave', 1, 'books', 'paid', '2026-11-21 12:34:00+00');";
 
 #[tokio::test]
-async fn a_running_sale_is_moved_by_what_is_shown() {
-    let postgres = match Postgres::start().await {
-        Ok(postgres) => postgres,
-        Err(why) => {
-            eprintln!("SKIPPED examples of docs/migrating.md: {why}");
-            assert!(std::env::var_os("CI").is_none(), "skipped: {why}");
-            return;
-        }
-    };
+async fn the_commands_shown_move_a_running_sale() {
+    let Some(postgres) = available("examples of docs/migrating.md", Postgres::start().await) else { return };
     let old = postgres.database("old").await;
     let core = Core::start().await;
-    let desk = Desk::of(&core);
+    let desk = ExampleShell::of(&core);
     let psql =
         format!("{}/psql --quiet --set=ON_ERROR_STOP=1 '{old}' --file=", postgres.programs().display());
     desk.write("orders.sql", ORDERS);
@@ -40,11 +34,11 @@ async fn a_running_sale_is_moved_by_what_is_shown() {
     let sums = desk.run(&moving.next("awk")).await.ended(0);
     assert_eq!(sums.out, "3 3\n");
     let import = moving.next("target/debug/claimgate campaign import tickets claims.csv");
-    let _ = desk.run(&import).await.ended(0).said("3 claims imported, 0 were there already");
+    let _ = desk.run(&import).await.ended(0).printed("3 claims imported, 0 already existed");
     let compare = moving.next("target/debug/claimgate campaign show tickets");
-    let _ = desk.run(&compare).await.ended(0).said("3 / 1000").said("agree");
+    let _ = desk.run(&compare).await.ended(0).printed("3 / 1000").printed("agree");
     let _ = desk.run(&moving.next("target/debug/claimgate campaign resume tickets")).await.ended(0);
-    // Who asks again by an order's number meets the claim of before.
+    // A claim with an order's number as its key returns the imported claim.
     core.claim("tickets", "alice", "order-1").await.expect(200);
     core.claim("tickets", "erin", "order-6").await.expect(201);
 
@@ -53,7 +47,7 @@ async fn a_running_sale_is_moved_by_what_is_shown() {
     core.set_admin_state("counters", "pause").await.expect(200);
     desk.write("counters.csv", counters);
     let import = "target/debug/claimgate campaign import counters counters.csv";
-    let _ = desk.run(import).await.ended(0).said("2 claims imported");
+    let _ = desk.run(import).await.ended(0).printed("2 claims imported");
 
     let export = moving.next("curl -sH");
     eventually(SOON, || async {

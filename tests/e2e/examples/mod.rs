@@ -1,13 +1,18 @@
-//! What the documents show is run as it stands there: each test goes through the examples of one document, in their order.
+//! Runs the examples in the documents unchanged: each test covers one document, in the order of its examples.
 
 mod api;
+mod challenges;
 mod clients;
+mod codes;
 mod deployment;
+mod embedding;
+mod login;
 mod migrating;
-mod operations;
+mod operating;
+mod passes;
 mod readme;
 mod settings;
-mod webhooks;
+mod webhook_setup;
 
 use std::fs;
 
@@ -16,7 +21,7 @@ use support::edge::root;
 use support::examples::{Examples, documents};
 
 #[test]
-fn every_document_with_examples_is_gone_through() {
+fn every_document_with_examples_is_tested() {
     let directory = root().join("tests/e2e/examples");
     let sources: String = fs::read_dir(directory)
         .unwrap()
@@ -26,12 +31,12 @@ fn every_document_with_examples_is_gone_through() {
     assert!(all.len() > 15, "{all:?}");
     let left: Vec<_> =
         all.iter().filter(|document| !sources.contains(&format!("Examples::of(\"{document}\")"))).collect();
-    assert!(left.is_empty(), "no test goes through the examples of {left:?}");
+    assert!(left.is_empty(), "no test covers the examples of {left:?}");
 }
 
 #[test]
-fn what_builds_and_tests_is_left_out() {
-    const WHY: &str = "it builds, tests or measures all of this, for minutes";
+fn skipped_examples_are_listed_with_a_reason() {
+    const WHY: &str = "it builds, tests or measures everything, which takes minutes";
     let leave = |mut document: Examples, starts: &[&str]| {
         for start in starts {
             document.left_out(start, WHY);
@@ -41,7 +46,10 @@ fn what_builds_and_tests_is_left_out() {
     leave(Examples::of("CONTRIBUTING.md"), &["# after a change", "make check"]);
     leave(Examples::of("bench/README.md"), &["make bench"]);
     leave(Examples::of("lab/README.md"), &["make lab"]);
-    leave(Examples::of("docs/performance.md"), &["make bench"]);
+    leave(
+        Examples::of("docs/performance.md"),
+        &["make bench", "make bench OPTIONS=\"--only tokens", "make bench OPTIONS=\"--only edge-passes"],
+    );
     leave(
         Examples::of("tests/README.md"),
         &["cargo test", "make test SLOW=1", "CLAIMGATE_TEST_TOPOLOGY=cluster", "INTERLEAVING=\"…\""],
@@ -53,42 +61,43 @@ fn what_builds_and_tests_is_left_out() {
         "docker load",
         "docker load",
         "kubectl create secret",
+        "kubectl label namespace",
     ] {
         packages.left_out(
             start,
-            "tests/packages.sh installs and runs the packages; Docker and Kubernetes are not there",
+            "tests/packages.sh installs and runs the packages; Docker and Kubernetes are not available",
         );
     }
     packages.end();
     let mut architecture = Examples::of("ARCHITECTURE.md");
-    architecture.left_out(" browser", "a drawing");
-    architecture.left_out("cli, http, jobs", "a drawing");
+    architecture.left_out(" browser", "a diagram");
+    architecture.left_out("cli, http, jobs", "a diagram");
     architecture.end();
 }
 
-/// Checks that an answer has the members that are told of it, each of its kind. `null` may stand for anything, and what an audit
-/// tells of before and after is shortened.
-fn alike(told: &Value, real: &Value, place: &str) {
-    match (told, real) {
+/// Checks that an answer has exactly the members shown, each of the same JSON type. `null` matches anything,
+/// and the `before` and `after` of audit entries are shortened.
+fn assert_same_shape(shown: &Value, actual: &Value, place: &str) {
+    match (shown, actual) {
         (Value::Null, _) | (_, Value::Null) => {}
         (Value::Object(members), Value::Object(there)) => {
             for (name, value) in members {
-                let found = there.get(name).unwrap_or_else(|| panic!("{place}: no {name} in {real}"));
-                alike(value, found, &format!("{place}.{name}"));
+                let found = there.get(name).unwrap_or_else(|| panic!("{place}: no {name} in {actual}"));
+                assert_same_shape(value, found, &format!("{place}.{name}"));
             }
             let is_shortened = place.contains(".before") || place.contains(".after");
-            let untold: Vec<_> = there.keys().filter(|name| !members.contains_key(*name)).collect();
-            assert!(is_shortened || untold.is_empty(), "{place}: {untold:?} are not told");
+            let missing: Vec<_> = there.keys().filter(|name| !members.contains_key(*name)).collect();
+            assert!(is_shortened || missing.is_empty(), "{place}: {missing:?} are not shown");
         }
         (Value::Array(items), Value::Array(there)) => {
-            let first = there.first().unwrap_or_else(|| panic!("{place}: none in {real}"));
+            let first = there.first().unwrap_or_else(|| panic!("{place}: none in {actual}"));
             for item in items {
-                alike(item, first, place);
+                assert_same_shape(item, first, place);
             }
         }
         _ => {
-            let is_alike = std::mem::discriminant(told) == std::mem::discriminant(real);
-            assert!(is_alike, "{place}: {told} is told, {real} answered");
+            let is_alike = std::mem::discriminant(shown) == std::mem::discriminant(actual);
+            assert!(is_alike, "{place}: {shown} is shown, {actual} was returned");
         }
     }
 }

@@ -3,15 +3,20 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 use support::CoreOptions;
-use support::examples::{Desk, Examples};
+use support::examples::{ExampleShell, Examples};
 
 #[tokio::test]
-async fn a_key_that_is_made_as_shown_is_taken_and_admins_have_their_roles() {
+async fn the_key_and_the_admin_roles_work_as_shown() {
     let directory = tempfile::tempdir().unwrap();
-    let desk = Desk::at(directory.path());
+    let desk = ExampleShell::at(directory.path());
     let mut configuration = Examples::of("docs/configuration.md");
     let key = desk.run(&configuration.next("openssl rand")).await.ended(0).out;
     let admins = configuration.next("CLAIMGATE_ADMIN_TOKENS=");
+    configuration.left_out("claimgate user-ids", "tests/e2e/user_ids.rs runs both commands");
+    let secret = "AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyA\n";
+    std::fs::write(directory.path().join("user-id.key"), secret).unwrap();
+    let id = desk.run(&configuration.next("CLAIMGATE_USER_ID_KEY_FILE=")).await.ended(0).out;
+    assert_eq!(id.trim(), "VR1TK4_EOYBS0Q3huZcMIdZCV7W7fd9cP4b-A0VjmlHPYacoMs");
     configuration.end();
     let tokens: Vec<_> = (0..3).map(|n| format!("a-token-of-an-admin-for-the-tests-{n}")).collect();
     let admins = tokens.iter().fold(admins, |text, token| text.replacen("TOKEN,", &format!("{token},"), 1));
@@ -36,12 +41,12 @@ async fn a_key_that_is_made_as_shown_is_taken_and_admins_have_their_roles() {
 }
 
 #[tokio::test]
-async fn capacity_is_reckoned_as_shown() {
+async fn the_capacity_commands_run_as_shown() {
     let directory = tempfile::tempdir().unwrap();
-    let desk = Desk::at(directory.path());
+    let desk = ExampleShell::at(directory.path());
     let mut capacity = Examples::of("docs/capacity.md");
-    for said in desk.run_each(&capacity.next("claimgate capacity")).await {
-        let _ = said.ended(0);
+    for output in desk.run_each(&capacity.next("claimgate capacity")).await {
+        let _ = output.ended(0);
     }
     capacity.end();
 }

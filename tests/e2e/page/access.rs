@@ -1,20 +1,17 @@
-//! The page for the keyboard, for a screen reader, at every width, and without a Chinese font.
+//! Accessibility of the page: keyboard, screen reader, every width, and no Chinese font.
 
 use serde_json::json;
 use support::browser::{Browser, PHONE};
 use support::times::from_now;
 
-use super::{AGAIN_HIDDEN, BUTTON, PHASE, in_browser, limits, page_world, text, visit};
+use super::{AGAIN_HIDDEN, BUTTON, PHASE, TAB, in_browser, limits, page_world, text, visit};
 
 const FOCUS: &str = "document.activeElement.id";
 
-/// WebDriver's names of keys.
-const TAB: char = '\u{e004}';
-
 const ENTER: char = '\u{e007}';
 
-/// Answers each claim in the edge's place as if four thousand million had been made before it.
-const MANY: &str = "const real = fetch;
+/// Script that answers each claim as if it were number 4294967295.
+const LARGE_NUMBERS: &str = "const real = fetch;
     window.fetch = async (url, options) => {
         if (!/claims$/.test(url)) return real(url, options);
         const claim = { id: 'page-digits.me.0123456789abcdefABCDEF', quantity: 1, status: 'granted',
@@ -25,8 +22,8 @@ const MANY: &str = "const real = fetch;
         return new Response(JSON.stringify({ claim, remaining: 4294967294, version: 1 }), { status: 201 });
     };";
 
-/// What a person reads as one: numbers (not those within ids), and each word under the countdown. All of them, and those that are
-/// broken over lines or reach beyond their half of the ticket.
+/// Finds all numbers outside of ids and all words of the countdown. Also lists those that wrap or overflow
+/// their half of the ticket.
 pub const NUMBERS: &str = r"(() => {
     const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
     const seen = [], broken = [], range = document.createRange();
@@ -48,8 +45,8 @@ pub const NUMBERS: &str = r"(() => {
 })()";
 
 #[test]
-fn the_keyboard_is_enough() {
-    in_browser("the_keyboard_is_enough", async {
+fn the_claim_page_is_usable_by_keyboard() {
+    in_browser("the_claim_page_is_usable_by_keyboard", async {
         let world = page_world().await;
         world.core.create("page-keys", json!({"total": 100})).await;
         let page = visit(&world, "page-keys", "").await;
@@ -61,9 +58,13 @@ fn the_keyboard_is_enough() {
         }
         page.key(ENTER).await;
         page.until(PHASE, "won").await;
-        assert_eq!(page.eval(FOCUS).await, "result", "what was pressed is gone, its result is next");
-        page.picture("8-focus").await;
-        // Whether there is another one for the user is looked up.
+        assert_eq!(
+            page.eval(FOCUS).await,
+            "result",
+            "the pressed button has disappeared, so the result has the focus"
+        );
+        page.check_layout("8-focus").await;
+        // The page checks whether the user can make another claim.
         page.until(AGAIN_HIDDEN, false).await;
         page.key(TAB).await;
         assert_eq!(page.eval(FOCUS).await, "copy");
@@ -77,9 +78,9 @@ fn the_keyboard_is_enough() {
         page.key(TAB).await;
         page.key(TAB).await;
         page.key(TAB).await;
-        assert_eq!(page.eval("document.activeElement.tagName").await, "BODY", "out of the page");
+        assert_eq!(page.eval("document.activeElement.tagName").await, "BODY", "the focus leaves the page");
         page.key(TAB).await;
-        assert_eq!(page.eval(FOCUS).await, "lang", "and in again");
+        assert_eq!(page.eval(FOCUS).await, "lang", "the focus returns to the page");
         page.key(' ').await;
         assert_eq!(
             (page.eval(FOCUS).await, text(&page, "message").await),
@@ -90,8 +91,8 @@ fn the_keyboard_is_enough() {
 }
 
 #[test]
-fn a_screen_reader_is_told_all_of_it_and_the_result_once() {
-    in_browser("a_screen_reader_is_told_all_of_it_and_the_result_once", async {
+fn a_screen_reader_gets_all_labels_and_each_result_once() {
+    in_browser("a_screen_reader_gets_all_labels_and_each_result_once", async {
         let world = page_world().await;
         let campaign = json!({"id": "page-heard", "name": "Launch day", "starts_at": from_now(-60), "ends_at": from_now(9000),
             "limits": limits()});
@@ -109,7 +110,7 @@ fn a_screen_reader_is_told_all_of_it_and_the_result_once() {
             "heading: Your number",
             "button: Claim yours",
         ];
-        assert_eq!(page.told(&roles).await, english);
+        assert_eq!(page.accessible_names(&roles).await, english);
         assert_eq!(page.eval("document.getElementById('lang').lang").await, "zh-CN");
         page.press("#lang").await;
         let chinese = [
@@ -118,14 +119,14 @@ fn a_screen_reader_is_told_all_of_it_and_the_result_once() {
             "region: 您的序号",
             "heading: Launch day",
             "timer: 距结束",
-            "progressbar: 100 份剩余，共 100 份",
+            "progressbar: 剩余 100 份（共 100 份）",
             "heading: 您的序号",
             "button: 立即领取",
         ];
-        assert_eq!(page.told(&roles).await, chinese);
+        assert_eq!(page.accessible_names(&roles).await, chinese);
         page.press("#lang").await;
 
-        // Every change of what is announced.
+        // Record every announcement.
         page.eval(
             "(() => { window.heard = []; for (const live of document.querySelectorAll('[role=status]'))\
             new MutationObserver(() => live.ariaLive !== 'off' && live.textContent && heard.push(live.textContent))\
@@ -139,7 +140,7 @@ fn a_screen_reader_is_told_all_of_it_and_the_result_once() {
         assert_eq!(page.eval("heard.splice(0)").await, json!(["Paused for now", "Open now"]));
         page.press("#claim").await;
         page.until(PHASE, "won").await;
-        // Until a second has been counted down, and the campaign asked for again.
+        // Wait for a step of the countdown and a new view of the campaign.
         page.until("document.getElementById('remaining').textContent", "99").await;
         let left = page.eval("document.getElementById('countdown').dataset.seconds").await;
         page.until(&format!("document.getElementById('countdown').dataset.seconds === {left}"), false).await;
@@ -147,14 +148,14 @@ fn a_screen_reader_is_told_all_of_it_and_the_result_once() {
 
         let _ = world.core.set_admin_state("page-heard", "end").await.expect(200);
         page.until("document.getElementById('state').dataset.state", "ended").await;
-        assert_eq!(page.eval("heard").await, json!(["Sending…", "It is yours", "It is over"]));
+        assert_eq!(page.eval("heard").await, json!(["Sending…", "It is yours", "This campaign has ended"]));
         page.close().await;
     });
 }
 
 #[test]
-fn no_number_breaks_at_any_width_in_either_language() {
-    in_browser("no_number_breaks_at_any_width_in_either_language", async {
+fn no_number_wraps_at_any_width_in_either_language() {
+    in_browser("no_number_wraps_at_any_width_in_either_language", async {
         let world = page_world().await;
         let most = u32::MAX;
         let limits = json!({"total": most, "per_user": most, "per_user_per_day": 1_000_000, "per_claim": 1});
@@ -163,27 +164,27 @@ fn no_number_breaks_at_any_width_in_either_language() {
                 "ends_at": from_now(days * 86400 - 60), "time_zone": "Asia/Shanghai", "limits": limits});
             world.core.create_with(campaign).await;
             let page = Browser::open(id, PHONE).await;
-            page.devtools("Page.addScriptToEvaluateOnNewDocument", json!({"source": MANY})).await;
+            page.devtools("Page.addScriptToEvaluateOnNewDocument", json!({"source": LARGE_NUMBERS})).await;
             page.goto(&world.edge.url(&format!("/?campaign={id}"))).await;
             page.until(BUTTON, false).await;
-            numbers_are_whole(&page, id, "4,294,967,295").await;
+            assert_numbers_whole(&page, id, "4,294,967,295").await;
             page.press("#claim").await;
             page.until(PHASE, "won").await;
-            numbers_are_whole(&page, &format!("{id}-won"), "4294967295").await;
+            assert_numbers_whole(&page, &format!("{id}-won"), "4294967295").await;
             page.close().await;
         }
     });
 }
 
-/// Looks at every number at four widths and in both languages, `one` among them; leaves English.
-async fn numbers_are_whole(page: &Browser, name: &str, one: &str) {
+/// Checks all numbers, including `one`, at four widths and in both languages. Leaves the page in English.
+async fn assert_numbers_whole(page: &Browser, name: &str, one: &str) {
     let mut broken = Vec::new();
     for language in ["en", "zh"] {
         for width in [360, 768, 1000, 1440] {
             page.resize((width, 900)).await;
             let found = page.eval(NUMBERS).await;
             let seen = found["seen"].as_array().unwrap();
-            // Four cells of the countdown and their words, what is left, the limits, the time of the end.
+            // Four cells of the countdown and their words, the units left, the limits, and the end time.
             assert!(seen.len() >= 12 && seen.contains(&json!(one)), "{seen:?}");
             broken.extend(
                 found["broken"]
@@ -192,14 +193,14 @@ async fn numbers_are_whole(page: &Browser, name: &str, one: &str) {
                     .iter()
                     .map(|what| format!("{language} at {width}: {what}")),
             );
-            page.shoot(&format!("{name}-{width}-{language}")).await;
+            page.screenshot(&format!("{name}-{width}-{language}")).await;
         }
         page.press("#lang").await;
     }
     assert_eq!(broken, Vec::<String>::new(), "{name}");
 }
 
-/// A font for Chinese is on no machine for certain: the way out of and into the language must not need one.
+/// A machine may have no Chinese font, so switching the language must not need one.
 #[test]
 fn the_language_switch_needs_no_chinese_font() {
     in_browser("the_language_switch_needs_no_chinese_font", async {
@@ -208,10 +209,10 @@ fn the_language_switch_needs_no_chinese_font() {
         let page = visit(&world, "page-switch", "").await;
         page.until(BUTTON, false).await;
         for (tag, name, ink) in [("zh-CN", "button: 中文", "svg"), ("en", "button: English", "span")] {
-            assert!(page.told(&["button"]).await.contains(&name.to_owned()), "{name}");
+            assert!(page.accessible_names(&["button"]).await.contains(&name.to_owned()), "{name}");
             assert_eq!(page.eval("document.getElementById('lang').lang").await, tag);
             let shown = page.eval("document.getElementById('lang').innerText").await;
-            assert!(shown.as_str().unwrap().is_ascii(), "{shown} is drawn by a font that may be missing");
+            assert!(shown.as_str().unwrap().is_ascii(), "{shown} needs a font that may be missing");
             let width = page
                 .eval(&format!("document.querySelector('#lang {ink}').getBoundingClientRect().width"))
                 .await;

@@ -1,19 +1,22 @@
-//! The claim page in a real browser, in front of a real edge and a real core.
+//! The claim page in a real browser, with a real edge and core.
 
 mod access;
+mod arrival;
+mod button;
+mod challenges;
 mod claim;
+mod codes;
 mod network;
-mod own_claims;
+mod sign_in;
 mod states;
-mod words;
+mod users_claims;
+mod wording;
 
 use std::future::Future;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use reqwest::Method;
 use serde_json::{Value, json};
 use support::browser::{self, Browser, PHONE};
-use support::core_client::API_TOKEN;
 use support::edge::{Runtime, World};
 use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
@@ -24,8 +27,12 @@ pub const BUTTON: &str = "document.getElementById('claim').disabled";
 pub const AGAIN_HIDDEN: &str = "document.getElementById('again').hidden";
 pub const CODE: &str = "document.getElementById('result').dataset.code";
 
-/// Answers in the edge's place, as the page's URL says: `says` to each claim, `busy` to each look at the campaign.
-pub const SAYS: &str = "const real = fetch, query = new URLSearchParams(location.search), asked = [];
+/// WebDriver's code of the Tab key.
+pub const TAB: char = '\u{e004}';
+
+/// Script that fakes answers of the edge: the code in the URL's `says` to each claim, and 429 to each view if
+/// `busy` is set.
+pub const FAKE_ANSWERS: &str = "const real = fetch, query = new URLSearchParams(location.search), asked = [];
     const problem = (status, code, seconds) =>
         new Response(JSON.stringify({ code, instance: 'r-1' }), { status, headers: { 'Retry-After': seconds } });
     window.asked = asked;
@@ -39,24 +46,23 @@ pub const SAYS: &str = "const real = fetch, query = new URLSearchParams(location
         return real(url, options);
     };";
 
-/// As `make up` has it: with the demo's tokens. One of a few, each for one test at a time, so that it may break things.
+/// Returns one of three shared edges with demo tokens, as in `make up`. Only one test at a time has it, so
+/// that it may break things.
 pub async fn page_world() -> MutexGuard<'static, World> {
     static WORLDS: [OnceCell<Mutex<World>>; 3] = [const { OnceCell::const_new() }; 3];
     static TAKEN: AtomicUsize = AtomicUsize::new(0);
     let at = TAKEN.fetch_add(1, Ordering::Relaxed) % WORLDS.len();
     let start =
-        || async { Mutex::new(World::start(Runtime::asked(), &format!("page-{at}"), "local", &[]).await) };
+        || async { Mutex::new(World::start(Runtime::from_env(), &format!("page-{at}"), "local", &[]).await) };
     let mut world = WORLDS[at].get_or_init(start).await.lock().await;
     world.heal().await;
     world
 }
 
-/// Runs `test` where there is a browser.
+/// Runs `test` if a browser is installed.
 pub fn in_browser(name: &str, test: impl Future<Output = ()>) {
-    if browser::is_here() {
+    if browser::is_installed(name) {
         run(test);
-    } else {
-        println!("page::{name} SKIPPED: no chromium or no chromedriver; scripts/setup.sh brings them");
     }
 }
 
@@ -71,20 +77,21 @@ pub async fn text(page: &Browser, id: &str) -> String {
     text.as_str().unwrap().to_owned()
 }
 
-/// The id of the page's own user.
+/// Returns the id of the page's guest user, which it has soon after the button is enabled.
 pub async fn user(page: &Browser) -> String {
+    page.until("'claimgate:guest' in localStorage", true).await;
     let user = page.eval("JSON.parse(localStorage['claimgate:guest'])").await;
     user.as_str().unwrap().to_owned()
 }
 
-/// Sends the claim even though the page holds it back, as its own view may be late.
+/// Sends the claim even if the page has disabled its button.
 pub async fn press_anyway(page: &Browser) {
     page.eval("(button => { button.disabled = false; button.click(); })(document.getElementById('claim'))")
         .await;
 }
 
-/// Checks the refusal's words in both languages; leaves English.
-pub async fn is_said(page: &Browser, code: &str, english: &str, chinese: &str) {
+/// Checks the page's message for `code` in both languages, and leaves the page in English.
+pub async fn assert_message(page: &Browser, code: &str, english: &str, chinese: &str) {
     page.until(CODE, code).await;
     assert_eq!(text(page, "message").await, english);
     page.press("#lang").await;
@@ -93,23 +100,22 @@ pub async fn is_said(page: &Browser, code: &str, english: &str, chinese: &str) {
     page.press("#lang").await;
 }
 
-/// The key the page keeps for its claim while that is without an answer.
-pub async fn kept_key(page: &Browser, campaign: &str) -> String {
+/// Returns the key that the page stores while its claim is unanswered.
+pub async fn stored_key(page: &Browser, campaign: &str) -> String {
     let name = format!("claimgate:{campaign}:{}", user(page).await);
     let key = page.eval(&format!("JSON.parse(localStorage['{name}']).key")).await;
     key.as_str().unwrap().to_owned()
 }
 
-/// That the one claim of the campaign is the one the page shows.
-pub async fn is_the_one_claim(world: &World, page: &Browser, campaign: &str) {
+/// Checks that the campaign has one claim, which the page shows.
+pub async fn assert_only_claim(world: &World, page: &Browser, campaign: &str) {
     let rows = world.core.sql().until(campaign, 1).await;
     assert_eq!((rows.len(), text(page, "claim-id").await), (1, rows[0].id.clone()));
 }
 
-/// Returns the claim, as a back end does.
-pub async fn give_back(world: &World, claim_id: &str) {
-    let url = world.core.url(&format!("/internal/v1/claims/{claim_id}/return"));
-    let _ = world.core.client().call(Method::POST, &url, API_TOKEN, &Value::Null).await.expect(200);
+/// Returns the claim, as a back end would.
+pub async fn return_claim(world: &World, claim_id: &str) {
+    world.core.transition(claim_id, "return").await.expect(200);
 }
 
 pub fn limits() -> Value {

@@ -1,4 +1,4 @@
-// Answers in the edge's place as `state` in the page's URL says: each look of the page, whenever it is wanted.
+// Fakes the answers of the edge for the `state` in the page's URL, so that each state of the page can be shown.
 
 (() => {
 	const state = new URLSearchParams(location.search).get("state");
@@ -20,7 +20,7 @@
 	const never = () => new Promise(() => {});
 	const lost = () => Promise.reject(new TypeError("no network"));
 
-	// `view`, `claim` and `own` are answers to the three calls; `own` is unanswered unless it says something.
+	// `view`, `claim` and `own` are the answers to the three calls. Without `own`, lookups fail.
 	const states = {
 		scheduled: { view: { state: "scheduled", starts_at: at(3 * day), remaining: 12000 } },
 		open: { own: own(left(8, 2)) },
@@ -56,11 +56,14 @@
 		forbidden: { claim: problem(403, "forbidden") },
 		"from-the-future": { claim: problem(409, "from_the_future") },
 		"no-campaign": { none: problem(404, "campaign_not_found") },
+		"not-loaded": { none: problem(503, "unavailable") },
+		"not-configured": { none: problem(503, "not_configured"), token: 404 },
+		"not-configured-after-press": { claim: problem(503, "not_configured") },
 		unlimited: { view: { limits: {}, ends_at: null, remaining: null }, own: own({ ...left(null, null), total: null }) },
 	};
 
-	Math.random = () => 0; // look-ups come at once
-	const { none, token, offline, ...told } = states[state];
+	Math.random = () => 0; // lookups are not delayed
+	const { none, token, offline, ...answers } = states[state];
 	const real = window.fetch;
 	let views = 0;
 	const answer = (said) => {
@@ -69,10 +72,11 @@
 		return new Response(JSON.stringify(body), { status, headers: after ? { "Retry-After": after } : {} });
 	};
 	window.fetch = async (url, options) => {
+		if (url === "/sign-in/settings") return real(url, options);
 		if (url === "/demo/token") return token ? new Response("{}", { status: token }) : real(url, options);
-		if (options?.method === "POST") return answer(told.claim);
-		if (/claims$/.test(url)) return answer(told.own ?? problem(503, "unavailable"));
+		if (options?.method === "POST") return answer(answers.claim);
+		if (/claims$/.test(url)) return answer(answers.own ?? problem(503, "unavailable"));
 		if (offline && views++ > 0) return lost();
-		return answer(none ?? { ...view, ...told.view, server_time: at(0) });
+		return answer(none ?? { ...view, ...answers.view, server_time: at(0) });
 	};
 })();

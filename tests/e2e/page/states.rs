@@ -1,5 +1,6 @@
-//! Every state of the page, at four widths, in both languages, in light and in dark, looked at for what is cut, runs over or
-//! cannot be read. `SCREENSHOTS=1` saves them all under `target/screenshots/states`, for people to look at.
+//! Checks every state of the page at four widths, in both languages, light and dark, for text that is cut
+//! off, overflows or is unreadable. `SCREENSHOTS=1` saves all pictures under `target/screenshots/states` for
+//! review.
 
 use serde_json::{Value, json};
 use support::browser::{Browser, PHONE, TOO_FAINT};
@@ -12,7 +13,7 @@ const SCRIPT: &str = include_str!("states.js");
 
 const WIDTHS: [u32; 4] = [360, 768, 1000, 1440];
 
-/// Texts that reach beyond the page, or the half of the ticket or the button that they are in, and a page that is too wide.
+/// Finds texts that overflow the page, their half of the ticket or their button, and a page that is too wide.
 const CUT: &str = r"(() => {
     const wide = document.scrollingElement.scrollWidth - innerWidth;
     const wrong = wide > 0 ? [`the page is ${wide} pixels too wide`] : [];
@@ -30,8 +31,9 @@ const CUT: &str = r"(() => {
     return wrong;
 })()";
 
-/// Whether the claim is pressed; then the expression that tells the state, and what it is.
-const STATES: [(&str, bool, &str, &str); 35] = [
+/// Each state: whether to click the button first, and an expression with the value it has once the state is
+/// shown.
+const STATES: [(&str, bool, &str, &str); 38] = [
     ("scheduled", false, PHASE, "scheduled"),
     ("open", false, PHASE, "open"),
     ("sending", true, PHASE, "sending"),
@@ -66,20 +68,23 @@ const STATES: [(&str, bool, &str, &str); 35] = [
     ("forbidden", true, CODE, "forbidden"),
     ("from-the-future", true, CODE, "from_the_future"),
     ("no-campaign", false, CODE, "campaign_not_found"),
+    ("not-loaded", false, CODE, "unavailable"),
+    ("not-configured", false, CODE, "not_configured"),
+    ("not-configured-after-press", true, CODE, "not_configured"),
     ("unlimited", false, PHASE, "open"),
 ];
 
 const LEFT: &str = "document.getElementById('left').textContent";
 
 #[test]
-fn nothing_is_cut_in_any_state_at_any_width_in_either_language() {
-    in_browser("nothing_is_cut_in_any_state_at_any_width_in_either_language", async {
-        // Long, and with the page's own answers: beside the other tests of the page.
-        let world = World::start(Runtime::asked(), "page-states", "local", &[]).await;
+fn no_state_is_cut_off_at_any_width_in_either_language() {
+    in_browser("no_state_is_cut_off_at_any_width_in_either_language", async {
+        // A separate edge, because the test is long and fakes the answers in the page.
+        let world = World::start(Runtime::from_env(), "page-states", "local", &[]).await;
         let page = Browser::open("page-states", PHONE).await;
         page.devtools("Page.addScriptToEvaluateOnNewDocument", json!({"source": SCRIPT})).await;
         let mut wrong = vec![];
-        for (state, pressed, tells, wanted) in STATES {
+        for (state, pressed, expression, wanted) in STATES {
             page.goto(&world.edge.url(&format!("/livez?state={state}"))).await;
             page.eval("localStorage.clear(), sessionStorage.clear()").await;
             page.goto(&world.edge.url(&format!("/?campaign=launch&state={state}"))).await;
@@ -87,16 +92,16 @@ fn nothing_is_cut_in_any_state_at_any_width_in_either_language() {
             if pressed {
                 press_anyway(&page).await;
             }
-            page.until(tells, wanted).await;
-            wrong.extend(looked_at(&page, state).await);
+            page.until(expression, wanted).await;
+            wrong.extend(find_layout_faults(&page, state).await);
         }
         assert_eq!(wrong, Vec::<String>::new());
         page.close().await;
     });
 }
 
-/// Saves the state's pictures. Returns what is wrong in them.
-async fn looked_at(page: &Browser, state: &str) -> Vec<String> {
+/// Returns the layout faults of a state. With `SCREENSHOTS`, saves its pictures.
+async fn find_layout_faults(page: &Browser, state: &str) -> Vec<String> {
     let saved = std::env::var_os("SCREENSHOTS").is_some();
     let mut wrong = vec![];
     let mut add = |place: String, found: &Value| {
@@ -105,17 +110,17 @@ async fn looked_at(page: &Browser, state: &str) -> Vec<String> {
     };
     for language in ["en", "zh"] {
         for scheme in ["light", "dark"] {
-            page.prefers("prefers-color-scheme", scheme).await;
+            page.emulate_media("prefers-color-scheme", scheme).await;
             add(format!("in {scheme} is too faint"), &page.eval(TOO_FAINT).await);
             if scheme == "dark" && !saved {
-                continue; // the scheme changes colours alone
+                continue; // the scheme only changes colours
             }
             for width in WIDTHS {
                 page.resize((width, 900)).await;
-                add(format!("in {language} at {width} is cut"), &page.eval(CUT).await);
-                add(format!("in {language} at {width} is broken"), &page.eval(NUMBERS).await["broken"]);
+                add(format!("in {language} at {width} is cut off"), &page.eval(CUT).await);
+                add(format!("in {language} at {width} wraps"), &page.eval(NUMBERS).await["broken"]);
                 if saved {
-                    page.shoot(&format!("states/{state}-{language}-{scheme}-{width}")).await;
+                    page.screenshot(&format!("states/{state}-{language}-{scheme}-{width}")).await;
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! Callers of both cores, and all that they were told, with the moments between which they were.
+//! Callers of both cores, and a record of every call with its answer and times.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,28 +13,28 @@ use support::client::{Client, client};
 use support::core_client::API_TOKEN;
 use support::core_client::campaign;
 use support::rng::Rng;
-use support::storm::Wish;
-use support::wait::holds;
+use support::storm::ClaimAttempt;
+use support::wait::{holds, until_status};
 use support::{Core, Reply, SOON, claim_body, eventually};
 use tokio::time::sleep;
 
 use super::installation::{Installation, Topology};
 
-/// Callers of each campaign at once.
+/// Concurrent callers of each campaign.
 const CALLERS: usize = 4;
-/// Users of each campaign: callers meet on them.
+/// Number of users of each campaign, shared by all callers.
 const USERS: u64 = 60;
-/// How long a caller thinks at most.
-const THINKS_MAX_MS: u64 = 40;
-/// How soon one asks again that has got no decision.
-const ASK_AGAIN: Duration = Duration::from_millis(50);
-/// Longer than any hold is waited for.
+/// Maximum pause of a caller between two claims.
+const PAUSE_MAX_MS: u64 = 40;
+/// Pause before a caller without a decision retries.
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
+/// Longer than any test waits for a hold.
 const HOLD_S: u32 = 3600;
 
-/// What a caller asks for a claim.
+/// A caller's call on a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Call {
-    /// Marked as such: only this may be refused from what core remembers.
+    /// A marked claim; only such a claim may be denied from core's cache.
     FirstTry,
     Claim,
     LookUp,
@@ -42,7 +42,7 @@ pub enum Call {
     Return,
 }
 
-/// How far a claim has come; the order in which that may change.
+/// The state of a claim, in the order in which it may change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Status {
     Held,
@@ -50,7 +50,7 @@ pub enum Status {
     Returned,
 }
 
-/// What a caller is told.
+/// The answer that a caller gets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
     Is {
@@ -60,14 +60,14 @@ pub enum Answer {
         status: Status,
     },
     Refused(String),
-    /// 503, or none.
+    /// 503, or no answer.
     Unknown,
 }
 
-/// One call and its answer.
+/// A call and its answer.
 #[derive(Debug, Clone)]
-pub struct Told {
-    pub wish: Wish,
+pub struct CallRecord {
+    pub attempt: ClaimAttempt,
     pub call: Call,
     pub began: Instant,
     pub ended: Instant,
@@ -78,20 +78,20 @@ pub struct Told {
 pub struct Campaign {
     pub id: String,
     pub limits: Limits,
-    told: Mutex<Vec<Told>>,
+    calls: Mutex<Vec<CallRecord>>,
 }
 
-/// The callers of some campaigns.
+/// The callers of several campaigns.
 pub struct Crowd<'a> {
     cores: [&'a Core; 2],
     client: Client,
     campaigns: &'a [Campaign],
     acknowledged: AtomicUsize,
-    over: AtomicBool,
+    stop: AtomicBool,
 }
 
 impl Status {
-    /// `None` for a claim that was lost and revoked.
+    /// Parses a status; returns `None` for a claim that was lost and revoked.
     pub fn of(text: &str) -> Option<Self> {
         match text {
             "held" => Some(Self::Held),
@@ -103,8 +103,9 @@ impl Status {
 }
 
 impl Campaign {
-    /// Makes four for one failover: three on the primary that will be hit (without limits, with few units, and one that
-    /// holds with few units a user), and one that in a Cluster is on another primary.
+    /// Creates four campaigns for one failover. Three are on the primary that fails: one without limits, one
+    /// with few units, and one with holds and few units per user. In a Cluster the fourth is on another
+    /// primary.
     pub async fn four(site: &Installation, name: &str) -> Vec<Self> {
         let few = Limits { total: Some(200), per_user: Some(5), per_user_per_day: None };
         let personal = Limits { total: None, per_user: Some(8), per_user_per_day: None };
@@ -130,32 +131,31 @@ impl Campaign {
     async fn create(site: &Installation, id: String, limits: Limits, hold_s: Option<u32>) -> Self {
         let mut body = campaign(&id, limits.json());
         body["hold_seconds"] = json!(hold_s);
-        eventually(SOON, || async {
-            let made = site.cores[0].admin(Method::POST, "/admin/v1/campaigns", &body).await;
-            holds([200, 201].contains(&made.status), || made.text())
+        until_status(SOON, &[200, 201], async || {
+            site.cores[0].admin(Method::POST, "/admin/v1/campaigns", &body).await
         })
         .await;
-        Self { id, limits, told: Mutex::default() }
+        Self { id, limits, calls: Mutex::default() }
     }
 
-    /// All calls and answers so far.
-    pub fn told(&self) -> Vec<Told> {
-        self.told.lock().expect("what was told").clone()
+    /// Returns all calls and answers so far.
+    pub fn calls(&self) -> Vec<CallRecord> {
+        self.calls.lock().expect("the calls").clone()
     }
 
-    /// The id that this wish's claim has or would have.
-    pub fn claim_id(&self, wish: &Wish) -> String {
-        claim_id(&self.id, &wish.user, &wish.key)
+    /// Returns the id that the claim of this attempt has or would have.
+    pub fn claim_id(&self, attempt: &ClaimAttempt) -> String {
+        claim_id(&self.id, &attempt.user, &attempt.key)
     }
 }
 
-/// The id that this user's key leads to.
+/// Returns the id of the claim for a user and a key.
 pub fn claim_id(campaign: &str, user: &str, key: &str) -> String {
     let campaign = campaign.parse().expect("a campaign's id");
     ClaimId::derive(campaign, user.parse().expect("a user's id"), &key.parse().expect("a key")).to_string()
 }
 
-/// The first of the names that begin so whose campaign is on such a server.
+/// Returns the first name with this prefix whose campaign is on a matching server.
 async fn name_at(topology: &Topology, begin: String, fits: impl Fn(usize) -> bool) -> String {
     for number in 0.. {
         let name = format!("{begin}{number}");
@@ -167,14 +167,14 @@ async fn name_at(topology: &Topology, begin: String, fits: impl Fn(usize) -> boo
 }
 
 impl<'a> Crowd<'a> {
-    /// Of these campaigns.
+    /// Creates the callers of these campaigns.
     pub fn of(cores: &'a [Core; 2], campaigns: &'a [Campaign]) -> Self {
-        let (acknowledged, over) = (AtomicUsize::new(0), AtomicBool::new(false));
-        Self { cores: [&cores[0], &cores[1]], client: client().once(), campaigns, acknowledged, over }
+        let (acknowledged, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Self { cores: [&cores[0], &cores[1]], client: client().once(), campaigns, acknowledged, stop }
     }
 
-    /// Claims are made until it is over, and all that was begun is brought to an end.
-    pub async fn gather(&self, seed: u64) {
+    /// Makes claims until [`Self::stop`] is called, and finishes every call that was started.
+    pub async fn run(&self, seed: u64) {
         let callers = self.campaigns.iter().enumerate().flat_map(|(at, campaign)| {
             (0..CALLERS).map(move |caller| {
                 let me = at * CALLERS + caller;
@@ -185,12 +185,12 @@ impl<'a> Crowd<'a> {
         join_all(callers).await;
     }
 
-    /// No further claims.
-    pub fn over(&self) {
-        self.over.store(true, Ordering::Relaxed);
+    /// Stops the callers.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Waits until so many claims were acknowledged.
+    /// Waits until this number of claims has been acknowledged.
     pub async fn until_acknowledged(&self, count: usize) {
         eventually(SOON, || async {
             let acknowledged = self.acknowledged.load(Ordering::Relaxed);
@@ -199,63 +199,80 @@ impl<'a> Crowd<'a> {
         .await;
     }
 
-    /// Waits until of each campaign something was decided that was asked from now on.
-    pub async fn all_decide(&self) {
-        let now = Instant::now();
-        let decided = |told: &Told| told.began > now && told.answer != Answer::Unknown;
+    /// Waits until each campaign has decided a call sent from now on. If a server outside the set was
+    /// promoted, accepts its loss as an operator does; returns whether that happened.
+    pub async fn all_decide(&self) -> bool {
+        let (now, accepted) = (Instant::now(), AtomicBool::new(false));
+        let decided =
+            |call_record: &CallRecord| call_record.began > now && call_record.answer != Answer::Unknown;
         for campaign in self.campaigns {
             eventually(2 * SOON, || async {
-                let is_decided = campaign.told.lock().expect("what was told").iter().rev().any(decided);
-                let logs = || self.cores.map(Core::log).concat();
-                holds(is_decided, || format!("{} is not decided\n{}", campaign.id, logs()))
+                if campaign.calls.lock().expect("the calls").iter().rev().any(decided) {
+                    return Ok(());
+                }
+                let replication = self.cores[0].admin_get("/admin/v1/replication").await.json();
+                if has_outsider(&replication) {
+                    self.cores[0].admin_post("/admin/v1/replication/accept-loss").await;
+                    accepted.store(true, Ordering::Relaxed);
+                }
+                let logs = self.cores.map(Core::log).concat();
+                Err(format!("{} has no decision\n{replication:#}\n{logs}", campaign.id))
             })
             .await;
         }
+        accepted.into_inner()
     }
 
     async fn caller(&self, campaign: &Campaign, me: usize, mut rng: Rng) {
         let mut turn = 0;
-        while !self.over.load(Ordering::Relaxed) {
+        while !self.stop.load(Ordering::Relaxed) {
             turn += 1;
-            let wish = Wish {
+            let attempt = ClaimAttempt {
                 user: format!("u{}", rng.within(1, USERS)),
                 key: format!("{me}-{turn}"),
                 units: u32::try_from(rng.within(1, 2)).expect("a small number"),
             };
-            if let Answer::Is { .. } = self.until_told(campaign, &wish, Call::FirstTry, &mut rng).await {
+            if let Answer::Is { .. } = self.until_decided(campaign, &attempt, Call::FirstTry, &mut rng).await
+            {
                 for call in afterwards(&mut rng) {
-                    self.until_told(campaign, &wish, *call, &mut rng).await;
+                    self.until_decided(campaign, &attempt, *call, &mut rng).await;
                 }
             }
-            sleep(Duration::from_millis(rng.within(0, THINKS_MAX_MS))).await;
+            sleep(Duration::from_millis(rng.within(0, PAUSE_MAX_MS))).await;
         }
     }
 
-    /// Asks, through whichever core, until there is a decision. Between two tries the claim may be looked up: what is told
-    /// of it then holds, too.
-    async fn until_told(&self, campaign: &Campaign, wish: &Wish, call: Call, rng: &mut Rng) -> Answer {
+    /// Retries through random cores until there is a decision. Between two tries the claim may be looked up;
+    /// the recorded answer is checked like any other.
+    async fn until_decided(
+        &self,
+        campaign: &Campaign,
+        attempt: &ClaimAttempt,
+        call: Call,
+        rng: &mut Rng,
+    ) -> Answer {
         let deadline = Instant::now() + 4 * SOON;
         let mut call = call;
         loop {
             let core = self.cores[usize::from(rng.within(0, 1) == 1)];
-            let answer = self.ask(core, campaign, wish, call).await;
+            let answer = self.send(core, campaign, attempt, call).await;
             if answer != Answer::Unknown {
                 return answer;
             }
-            assert!(Instant::now() < deadline, "no decision on {call:?} of {wish:?}\n{}", core.log());
-            sleep(ASK_AGAIN).await;
+            assert!(Instant::now() < deadline, "no decision on {call:?} of {attempt:?}\n{}", core.log());
+            sleep(RETRY_PAUSE).await;
             if call == Call::FirstTry {
                 call = Call::Claim;
             }
             if call == Call::Claim && rng.within(0, 3) == 0 {
-                self.ask(core, campaign, wish, Call::LookUp).await;
+                self.send(core, campaign, attempt, Call::LookUp).await;
             }
         }
     }
 
-    async fn ask(&self, core: &Core, campaign: &Campaign, wish: &Wish, call: Call) -> Answer {
-        let claim = || core.url(&format!("/internal/v1/claims/{}", campaign.claim_id(wish)));
-        let body = claim_body(&campaign.id, &wish.user, &wish.key, wish.units);
+    async fn send(&self, core: &Core, campaign: &Campaign, attempt: &ClaimAttempt, call: Call) -> Answer {
+        let claim = || core.url(&format!("/internal/v1/claims/{}", campaign.claim_id(attempt)));
+        let body = claim_body(&campaign.id, &attempt.user, &attempt.key, attempt.units);
         let claims = || self.client.request(Method::POST, &core.url("/internal/v1/claims")).json(&body);
         let request = match call {
             Call::FirstTry => claims().header("Claimgate-Attempt", "1"),
@@ -267,17 +284,30 @@ impl<'a> Crowd<'a> {
         let began = Instant::now();
         let reply = self.client.send(request.bearer_auth(API_TOKEN)).await;
         let ended = Instant::now();
-        let answer = reply.map_or(Answer::Unknown, |reply| read(&reply, wish));
+        let answer = reply.map_or(Answer::Unknown, |reply| read(&reply, attempt));
         if matches!(answer, Answer::Is { .. }) {
             self.acknowledged.fetch_add(1, Ordering::Relaxed);
         }
-        let told = Told { wish: wish.clone(), call, began, ended, answer: answer.clone() };
-        campaign.told.lock().expect("what was told").push(told);
+        let call_record = CallRecord { attempt: attempt.clone(), call, began, ended, answer: answer.clone() };
+        campaign.calls.lock().expect("the calls").push(call_record);
         answer
     }
 }
 
-/// What a caller asks of a claim that it has got.
+/// Returns whether core reports a primary that is neither the primary nor a member of any set: it was
+/// promoted although it lagged behind, and stays closed.
+fn has_outsider(replication: &Value) -> bool {
+    let list = |of: &Value, name: &str| of[name].as_array().cloned().unwrap_or_default();
+    let primaries = list(replication, "primaries");
+    let sets: Vec<_> = primaries.iter().map(|primary| primary["set"].clone()).collect();
+    let sets = [sets, list(replication, "orphans")].concat();
+    primaries.iter().any(|primary| {
+        let name = &primary["primary"];
+        !sets.iter().any(|set| set["primary"] == *name || list(set, "members").contains(name))
+    })
+}
+
+/// Returns the follow-up calls of a caller whose claim was granted.
 fn afterwards(rng: &mut Rng) -> &'static [Call] {
     match rng.within(0, 9) {
         0 | 1 => &[Call::Claim],
@@ -289,7 +319,7 @@ fn afterwards(rng: &mut Rng) -> &'static [Call] {
     }
 }
 
-fn read(reply: &Reply, wish: &Wish) -> Answer {
+fn read(reply: &Reply, attempt: &ClaimAttempt) -> Answer {
     match reply.status {
         200 | 201 => {
             let claim: Value = reply.json()["claim"].clone();
@@ -306,6 +336,6 @@ fn read(reply: &Reply, wish: &Wish) -> Answer {
         }
         503 => Answer::Unknown,
         403 | 404 | 409 | 422 => Answer::Refused(reply.code()),
-        other => panic!("{other} for {wish:?}: {}", reply.text()),
+        other => panic!("{other} for {attempt:?}: {}", reply.text()),
     }
 }

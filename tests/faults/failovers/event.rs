@@ -1,4 +1,4 @@
-//! What happens to the servers, drawn from a seed.
+//! Failovers, chosen by a seed.
 
 use std::fmt;
 use std::time::Duration;
@@ -20,7 +20,7 @@ pub enum Kind {
     ByHand,
 }
 
-/// All kinds, in the order in which they are played.
+/// All kinds, in the order in which the test runs them.
 pub const KINDS: [Kind; 5] =
     [Kind::PrimaryKilled, Kind::PrimaryStalled, Kind::PrimaryCutOff, Kind::ReplicaKilled, Kind::ByHand];
 
@@ -28,16 +28,16 @@ pub const KINDS: [Kind; 5] =
 #[derive(Debug, Clone)]
 pub struct Event {
     pub kind: Kind,
-    /// It begins once so many claims were acknowledged.
+    /// Number of acknowledged claims after which the failover begins.
     pub after: usize,
-    /// So many replicas (or all there are) hear late, by `late`, until it is over.
+    /// Number of replicas whose replication is delayed until the failover ends.
     slowed: usize,
     late: Duration,
-    /// Which of the replicas is hit.
+    /// Index of the replica that is killed.
     replica: usize,
-    /// A primary that is cut off is so from callers, too; a failover by hand does not wait for the primary.
+    /// Also cuts the primary off from callers, or forces a manual failover without waiting for the primary.
     hard: bool,
-    /// How long it lasts after another server was promoted.
+    /// Duration of the fault after the promotion.
     lasts: Duration,
 }
 
@@ -54,8 +54,8 @@ impl fmt::Display for Kind {
 }
 
 impl Event {
-    /// The one of this seed.
-    pub fn draw(kind: Kind, seed: u64) -> Self {
+    /// Chooses the failover of this seed.
+    pub fn choose(kind: Kind, seed: u64) -> Self {
         let mut rng = Rng::of(seed);
         let mut upto = |most: u64| rng.within(0, most);
         Self {
@@ -69,7 +69,7 @@ impl Event {
         }
     }
 
-    /// Plays it on the primary of `campaign`; waits until the servers are whole again.
+    /// Runs the failover on the primary of `campaign`; waits until all servers have recovered.
     pub async fn play(&self, topology: &mut Topology, network: &Network, campaign: &str) {
         let primary = topology.primary_of(campaign).await;
         let replicas = topology.replicas_of(primary);

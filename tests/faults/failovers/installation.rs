@@ -1,9 +1,9 @@
-//! Two cores on one PostgreSQL, and replicated servers with a network between them that can be broken.
+//! Two cores on one PostgreSQL, and replicated servers on a network that can be broken.
 
 use std::fmt;
 
 use serde_json::Value;
-use support::cluster::{ClusterSet, Further};
+use support::cluster::{ClusterOptions, ClusterSet};
 use support::network::Network;
 use support::postgres::Postgres;
 use support::process::fast_disk;
@@ -13,17 +13,18 @@ use support::sql::Sql;
 use support::wait::holds;
 use support::{Core, CoreOptions, RedisServer, RedisView, SOON, eventually};
 
-/// How long a server is silent before it is taken for down: less than elsewhere, since a false alarm is one failover more.
+/// Silence after which a server is considered down. The timeout is shorter than elsewhere, because a false
+/// alarm only adds a failover.
 const DOWN_AFTER_MS: &str = "1000";
-/// How long one try of Sentinel may take; the next one comes after twice as long.
+/// Time limit of one failover attempt of Sentinel; the next one starts after twice as long.
 const TRY_MS: &str = "3000";
 
-/// How the servers are kept together.
+/// The arrangement of the servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
-    /// A primary, two replicas, three sentinels.
+    /// A primary, two replicas and three sentinels.
     Sentinel,
-    /// Three primaries with a replica each.
+    /// Three primaries with one replica each.
     Cluster,
 }
 
@@ -33,7 +34,7 @@ pub enum Topology {
     Cluster(ClusterSet),
 }
 
-/// All of it. Cores end before what they stand on.
+/// The whole installation. Cores end before their servers.
 pub struct Installation {
     pub name: String,
     pub cores: [Core; 2],
@@ -53,7 +54,8 @@ impl fmt::Display for Shape {
 }
 
 impl Installation {
-    /// With so many replicas demanded by both cores, which count once this returns; `Err` where there is no PostgreSQL.
+    /// Starts an installation whose cores require this number of replicas, which are in sync on return; `Err`
+    /// if there is no PostgreSQL.
     pub async fn start(shape: Shape, kind: Kind, replicas: u32) -> Result<Self, String> {
         let postgres = Postgres::start().await?;
         let url = postgres.database("claimgate").await;
@@ -73,24 +75,24 @@ impl Installation {
         Ok(site)
     }
 
-    /// Waits until every replica is one that counts: another one that is promoted stays closed.
+    /// Waits until every replica is a member of its set; a promoted server outside the set stays closed.
     pub async fn all_replicas_count(&self) {
         let (primaries, replicas) = match self.topology {
             Topology::Sentinel(_) => (1, 2),
             Topology::Cluster(_) => (3, 1),
         };
         eventually(2 * SOON, || async {
-            let told = self.cores[0].admin_get("/admin/v1/replication").await.json();
-            let sets = told["primaries"].as_array().cloned().unwrap_or_default();
+            let report = self.cores[0].admin_get("/admin/v1/replication").await.json();
+            let sets = report["primaries"].as_array().cloned().unwrap_or_default();
             let count = |set: &Value, which: &str| set["set"][which].as_array().map(Vec::len);
             let is_whole =
                 |set: &Value| count(set, "members") == Some(replicas) && count(set, "joining") == Some(0);
-            holds(sets.len() == primaries && sets.iter().all(is_whole), || format!("{told:#}"))
+            holds(sets.len() == primaries && sets.iter().all(is_whole), || format!("{report:#}"))
         })
         .await;
     }
 
-    /// The server that has `campaign`, past core.
+    /// Opens a connection to the server that has `campaign`, bypassing core.
     pub async fn redis(&self, campaign: &str) -> RedisView {
         self.topology.view(self.topology.primary_of(campaign).await).await
     }
@@ -98,7 +100,7 @@ impl Installation {
 
 impl Topology {
     async fn start(shape: Shape, kind: Kind, network: &Network) -> Self {
-        // By a slow one servers would be taken for down that no event has hit.
+        // A slow disk would make servers look down without a fault.
         let environment = &fast_disk();
         match shape {
             Shape::Sentinel => {
@@ -115,8 +117,9 @@ impl Topology {
                 Self::Sentinel(set)
             }
             Shape::Cluster => {
-                let further = Further { network: Some(network), environment, ..Further::default() };
-                let set = ClusterSet::start_with(kind, further).await;
+                let options =
+                    ClusterOptions { network: Some(network), environment, ..ClusterOptions::default() };
+                let set = ClusterSet::start_with(kind, options).await;
                 for node in &set.nodes {
                     let set = ["CONFIG", "SET", "cluster-node-timeout", DOWN_AFTER_MS];
                     node.view().await.query::<()>(&set).await;
@@ -133,7 +136,7 @@ impl Topology {
         }
     }
 
-    /// The server at this place.
+    /// Returns the server at this index.
     pub fn server(&mut self, place: usize) -> &mut RedisServer {
         match self {
             Self::Sentinel(set) => &mut set.servers[place],
@@ -141,7 +144,7 @@ impl Topology {
         }
     }
 
-    /// A connection to the server at this place, past core and the network.
+    /// Opens a connection to the server at this index, bypassing core and the network.
     pub async fn view(&self, place: usize) -> RedisView {
         match self {
             Self::Sentinel(set) => set.view(place).await,
@@ -149,7 +152,7 @@ impl Topology {
         }
     }
 
-    /// The place of the primary that has `campaign`, while all servers are there.
+    /// Returns the index of the primary that has `campaign`, while all servers run.
     pub async fn primary_of(&self, campaign: &str) -> usize {
         match self {
             Self::Sentinel(set) => set.named_by(&set.sentinels[0]).await,
@@ -157,7 +160,7 @@ impl Topology {
         }
     }
 
-    /// The places of the replicas of the primary at this place.
+    /// Returns the indexes of a primary's replicas.
     pub fn replicas_of(&self, primary: usize) -> Vec<usize> {
         match self {
             Self::Sentinel(set) => (0..set.servers.len()).filter(|place| *place != primary).collect(),
@@ -165,17 +168,17 @@ impl Topology {
         }
     }
 
-    /// Waits until all that decide about it take another server than the one at `before` for the primary of `campaign`.
+    /// Waits until all deciding servers report a primary of `campaign` other than `before`.
     pub async fn promoted_after(&self, campaign: &str, before: usize) -> usize {
         match self {
             Self::Sentinel(set) => set.promoted_after(before).await,
-            // A neighbour is neither that node nor its replica.
+            // Query a neighbouring node that is neither the old primary nor its replica.
             Self::Cluster(set) => set.promoted_after(campaign, before, (before + 1) % set.nodes.len()).await,
         }
     }
 
-    /// Asks for a failover, as an operator does, and waits until it is done. With `force` a Cluster's primary is not waited
-    /// for; Sentinel never waits for it.
+    /// Requests a failover, as an operator does, and waits until it has completed. With `force` a Cluster
+    /// does not wait for the primary; Sentinel never waits.
     pub async fn fail_over(&self, campaign: &str, primary: usize, force: bool) {
         if let Self::Cluster(set) = self {
             let words = ["CLUSTER", "FAILOVER", "FORCE"];
@@ -188,7 +191,7 @@ impl Topology {
         }
     }
 
-    /// Waits until all servers are there, and each replica follows its primary.
+    /// Waits until all servers run and each replica follows its primary.
     pub async fn settled(&self) {
         match self {
             Self::Sentinel(set) => set.settled().await,
@@ -197,7 +200,7 @@ impl Topology {
     }
 }
 
-/// The other one of two nodes of which one is the other's replica.
+/// Returns the replica of a primary, or the primary of a replica.
 fn partner(set: &ClusterSet, node: usize) -> usize {
     (node + set.nodes.len() / 2) % set.nodes.len()
 }

@@ -1,6 +1,6 @@
-//! Failovers of every kind under load, on Sentinel and on Cluster, with one replica that counts: nothing that was
-//! acknowledged is lost, no limit is exceeded, no key is granted twice, no claim is refused wrongly. And what happens
-//! without what keeps it so.
+//! Failovers of every kind under load, on Sentinel and Cluster, with one required replica. No acknowledged
+//! claim is lost, no limit is exceeded, no key is granted twice, and no claim is denied wrongly. `controls`
+//! shows the failures without this protection.
 
 mod controls;
 mod crowd;
@@ -24,33 +24,33 @@ use self::event::{Event, KINDS, Kind};
 use self::installation::{Installation, Shape};
 use self::verdict::{Verdict, checker, outage};
 
-/// Failovers of each kind on each topology and server without `ROUNDS`: each takes some ten seconds, and `make test` has 25
-/// minutes for all tests. `make soak` plays fifty.
+/// Failovers of each kind on each topology and server, unless `ROUNDS` is set. A failover takes about ten
+/// seconds, and `make test` has 25 minutes for all tests. `make soak` runs fifty.
 const ROUNDS: usize = 1;
 
-/// What came of the failovers of one kind.
+/// Number of times that a failover is repeated if it promoted a server outside the set.
+const TRIES_MAX: usize = 3;
+
+/// The results of the failovers of one kind.
 #[derive(Default)]
 struct Tally {
     verdict: Verdict,
-    /// For each, how long no claim of a campaign that was hit was acknowledged.
+    /// For each failover, how long no claim of an affected campaign was acknowledged.
     outages: Vec<Duration>,
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_acknowledged_is_lost() {
-    only_on!(OWN, "it brings its own servers");
-    let server = Server::asked();
+    only_on!(OWN, "it starts its own servers");
+    let server = Server::from_env();
     let _turn = heavy().await;
     tokio::join!(all_kinds(Shape::Sentinel, server), all_kinds(Shape::Cluster, server));
 }
 
 async fn all_kinds(shape: Shape, server: Server) {
     let row =
-        Row::begin_on(server, &format!("{shape}: failovers of every kind under load, one replica counting"));
-    let mut site = match Installation::start(shape, server, 1).await {
-        Ok(site) => site,
-        Err(why) => return row.skip(&why),
-    };
+        Row::begin_on(server, &format!("{shape}: failovers of every kind under load, one replica required"));
+    let Some(mut site) = row.needs(Installation::start(shape, server, 1).await) else { return };
     let rounds = std::env::var("ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(ROUNDS);
     let mut rng = Rng::seeded(&format!("failovers, {}", site.name));
     let mut tallies = KINDS.map(|_| Tally::default());
@@ -58,7 +58,7 @@ async fn all_kinds(shape: Shape, server: Server) {
         for (number, kind) in KINDS.into_iter().enumerate() {
             row.fault();
             let (verdict, outage) =
-                failover(&mut site, kind, rng.draw(), &format!("r{round}-{number}")).await;
+                failover(&mut site, kind, rng.next_number(), &format!("r{round}-{number}")).await;
             tallies[number].verdict += verdict;
             tallies[number].outages.push(outage);
         }
@@ -68,34 +68,59 @@ async fn all_kinds(shape: Shape, server: Server) {
         operations += tally.verdict.acknowledged + tally.verdict.denied;
         say(&tally.line(&site.name, kind));
     }
-    row.passed(operations, "acknowledged lost 0, over a limit 0, double 0, wrong denials 0");
+    row.passed(operations, "0 acknowledged claims lost, 0 over a limit, 0 double, 0 wrong denials");
 }
 
-/// One failover under load, and the judgement on its campaigns.
+/// Runs one failover under load and checks its campaigns. On a busy machine a replica may lag behind for so
+/// long that it leaves the set, and still be promoted. After that, no claim is acknowledged until an operator
+/// accepts the loss. Core is not at fault, so the failover is repeated.
 async fn failover(site: &mut Installation, kind: Kind, seed: u64, name: &str) -> (Verdict, Duration) {
-    let event = Event::draw(kind, seed);
+    for again in 0..TRIES_MAX {
+        if let Some(judged) = try_failover(site, kind, seed, &format!("{name}-{again}")).await {
+            return judged;
+        }
+        say(&format!(
+            "  {}, {name}: a replica outside the set was promoted; its loss was accepted",
+            site.name
+        ));
+    }
+    panic!("a replica outside the set was promoted {TRIES_MAX} times");
+}
+
+/// Runs one failover; returns `None` if a server outside the set was promoted.
+async fn try_failover(
+    site: &mut Installation,
+    kind: Kind,
+    seed: u64,
+    name: &str,
+) -> Option<(Verdict, Duration)> {
+    let event = Event::choose(kind, seed);
     eprintln!("{}, {name}: {event:?}, seed {seed}", site.name);
     site.all_replicas_count().await;
     let campaigns = Campaign::four(site, name).await;
-    {
+    let loss_accepted = {
         let Installation { cores, topology, network, .. } = site;
         let crowd = Crowd::of(cores, &campaigns);
         let happens = async {
             crowd.until_acknowledged(event.after).await;
             event.play(topology, network, &campaigns[0].id).await;
-            crowd.all_decide().await;
-            crowd.over();
+            let loss_accepted = crowd.all_decide().await;
+            crowd.stop();
+            loss_accepted
         };
-        tokio::join!(happens, crowd.gather(seed));
+        tokio::join!(happens, crowd.run(seed)).0
+    };
+    if loss_accepted {
+        return None;
     }
     let mut verdict = Verdict::default();
     for campaign in &campaigns {
         verdict += judge(site, campaign).await;
     }
-    (verdict, outage(&campaigns[0]))
+    Some((verdict, outage(&campaigns[0])))
 }
 
-/// What callers were told first; then SQL, Redis and the cores among themselves.
+/// Checks the callers' answers first; then compares SQL, Redis and the cores.
 async fn judge(site: &Installation, campaign: &Campaign) -> Verdict {
     let redis = site.redis(&campaign.id).await;
     let (cores, checker) = (site.cores.each_ref(), checker(campaign));
@@ -113,7 +138,7 @@ impl Tally {
         let Verdict { acknowledged, denied, unknown, lost, over, double, wrong } = self.verdict;
         format!(
             "  {name:16} {kind:16} {:3} failovers: {acknowledged} claims acknowledged, {denied} denied, {unknown} calls \
-             unknown; lost {lost}, over {over}, double {double}, wrong denials {wrong}; decisions go on after {median:.1?} \
+             unknown; lost {lost}, over {over}, double {double}, wrong denials {wrong}; decisions continue after {median:.1?} \
              (median), {worst:.1?} (worst)",
             self.outages.len(),
         )

@@ -1,5 +1,5 @@
-//! What was promised, held against what callers were told. A caller's answer was decided at some moment between its call
-//! and its arrival: nothing is called wrong here that could have been right at any such moment.
+//! Compares the guarantees with the callers' answers. An answer was decided at some moment between its call
+//! and its arrival. An answer counts as wrong only if it was wrong at every such moment.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::AddAssign;
@@ -7,29 +7,29 @@ use std::time::{Duration, Instant};
 
 use support::checker::{Checker, Limits};
 use support::sql::SqlClaim;
-use support::storm::{Seen, Wish};
+use support::storm::{ClaimAttempt, ClaimOutcome};
 
-use super::crowd::{Answer, Call, Campaign, Status, Told};
+use super::crowd::{Answer, Call, CallRecord, Campaign, Status};
 
-/// How old what a core refuses by may be.
+/// Maximum age of the cached state by which a core denies claims.
 const REFUSAL_AGE_MAX: Duration = Duration::from_millis(100);
 
-/// What was found.
+/// The violations found.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Verdict {
-    /// Claims that callers were told they have.
+    /// Claims that were acknowledged to callers.
     pub acknowledged: usize,
-    /// Claims refused by a rule.
+    /// Claims denied by a rule.
     pub denied: usize,
-    /// Calls that were left without a decision.
+    /// Calls that never got a decision.
     pub unknown: usize,
-    /// Claims that are gone, or fell back behind what a caller was told of them.
+    /// Claims that are gone, or that returned to an earlier state than acknowledged.
     pub lost: usize,
     /// Units granted beyond a limit.
     pub over: u64,
-    /// Keys with two claims, and claims that share a place.
+    /// Keys with two claims, and claims with the same sequence number.
     pub double: usize,
-    /// Refusals that could not be right.
+    /// Denials that were wrong at every possible moment.
     pub wrong: usize,
 }
 
@@ -45,60 +45,63 @@ impl AddAssign for Verdict {
     }
 }
 
-/// All that callers were told of one claim, in the order of the answers.
+/// All calls on one claim, in the order of their answers.
 struct Claim<'a> {
     user: &'a str,
     units: u64,
-    told: Vec<&'a Told>,
+    calls: Vec<&'a CallRecord>,
     row: Option<&'a SqlClaim>,
 }
 
-/// For how long a claim has its units.
+/// The time during which a claim has its units.
 #[derive(Clone, Copy)]
 struct Span {
     from: Instant,
-    /// `None`: to the end.
+    /// The end; `None` if the claim keeps its units.
     upto: Option<Instant>,
     units: u64,
 }
 
 impl Verdict {
-    /// Of one campaign, once all outcomes are known and SQL holds these rows.
+    /// Checks one campaign, once all outcomes are known and SQL has these rows.
     pub fn of(campaign: &Campaign, rows: &[SqlClaim]) -> Self {
-        let told = campaign.told();
-        let claims = claims(campaign, &told, rows);
-        let count = |wanted: fn(&Told) -> bool| told.iter().filter(|told| wanted(told)).count();
+        let calls = campaign.calls();
+        let claims = claims(campaign, &calls, rows);
+        let count = |wanted: fn(&CallRecord) -> bool| calls.iter().filter(|record| wanted(record)).count();
         Self {
             acknowledged: claims.values().filter(|claim| claim.acknowledged().next().is_some()).count(),
-            denied: count(|told| told.is_claim() && matches!(told.answer, Answer::Refused(_))),
-            unknown: count(|told| told.answer == Answer::Unknown),
+            denied: count(|record| record.is_claim() && matches!(record.answer, Answer::Refused(_))),
+            unknown: count(|record| record.answer == Answer::Unknown),
             lost: claims.values().filter(|claim| claim.is_lost()).count(),
             over: over(&claims, rows, campaign.limits),
-            double: claims.values().filter(|claim| claim.is_double()).count() + shared_places(&claims),
-            wrong: told.iter().filter(|told| is_wrong_refusal(told, &claims, campaign.limits)).count(),
+            double: claims.values().filter(|claim| claim.is_double()).count() + shared_sequences(&claims),
+            wrong: calls.iter().filter(|record| is_wrong_refusal(record, &claims, campaign.limits)).count(),
         }
     }
 
-    /// Whether all is as promised.
+    /// Returns whether no guarantee was violated.
     pub fn is_clean(&self) -> bool {
         (self.lost, self.over, self.double, self.wrong) == (0, 0, 0, 0)
     }
 }
 
-/// The general judge, who has been told the same.
+/// Creates the general checker with the same answers.
 pub fn checker(campaign: &Campaign) -> Checker {
     let checker = Checker::new(&campaign.id, campaign.limits);
-    for told in campaign.told() {
-        match told.answer {
+    for record in campaign.calls() {
+        match record.answer {
             Answer::Is { id, sequence, status, .. } => {
                 if status == Status::Returned {
                     checker.ended(&id);
                 }
-                let replayed = told.call != Call::Claim;
-                checker.keep(&told.wish, Seen::Claimed { id, sequence, replayed, remaining: None });
+                let replayed = record.call != Call::Claim;
+                checker.record(
+                    &record.attempt,
+                    ClaimOutcome::Claimed { id, sequence, replayed, remaining: None },
+                );
             }
-            Answer::Refused(code) if told.is_claim() => {
-                checker.keep(&told.wish, Seen::Denied { code, remaining: None });
+            Answer::Refused(code) if record.is_claim() => {
+                checker.record(&record.attempt, ClaimOutcome::Denied { code, remaining: None });
             }
             Answer::Refused(_) | Answer::Unknown => {}
         }
@@ -106,38 +109,38 @@ pub fn checker(campaign: &Campaign) -> Checker {
     checker
 }
 
-/// The longest time without an acknowledgement from the first one to the last.
+/// Returns the longest time without an acknowledgement between the first and the last.
 pub fn outage(campaign: &Campaign) -> Duration {
     let mut moments: Vec<_> =
-        campaign.told().iter().filter(|told| told.is().is_some()).map(|told| told.ended).collect();
+        campaign.calls().iter().filter(|record| record.is().is_some()).map(|record| record.ended).collect();
     moments.sort_unstable();
     moments.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or_default()
 }
 
-type Claims<'a> = BTreeMap<&'a Wish, Claim<'a>>;
+type Claims<'a> = BTreeMap<&'a ClaimAttempt, Claim<'a>>;
 
-fn claims<'a>(campaign: &Campaign, told: &'a [Told], rows: &'a [SqlClaim]) -> Claims<'a> {
+fn claims<'a>(campaign: &Campaign, calls: &'a [CallRecord], rows: &'a [SqlClaim]) -> Claims<'a> {
     let rows: BTreeMap<_, _> = rows.iter().map(|row| (row.id.as_str(), row)).collect();
     let mut claims = BTreeMap::new();
-    for told in told {
-        let wish = &told.wish;
-        let claim = claims.entry(wish).or_insert_with(|| Claim {
-            user: &wish.user,
-            units: wish.units.into(),
-            told: Vec::new(),
-            row: rows.get(campaign.claim_id(wish).as_str()).copied(),
+    for record in calls {
+        let attempt = &record.attempt;
+        let claim = claims.entry(attempt).or_insert_with(|| Claim {
+            user: &attempt.user,
+            units: attempt.units.into(),
+            calls: Vec::new(),
+            row: rows.get(campaign.claim_id(attempt).as_str()).copied(),
         });
-        claim.told.push(told);
+        claim.calls.push(record);
     }
     claims
 }
 
-impl Told {
+impl CallRecord {
     fn is_claim(&self) -> bool {
         matches!(self.call, Call::FirstTry | Call::Claim)
     }
 
-    /// Its claim's id, place, units and status, if the caller was told so.
+    /// Returns the claim's id, sequence number, units and status if the answer acknowledged it.
     fn is(&self) -> Option<(&str, u64, u64, Status)> {
         match &self.answer {
             Answer::Is { id, sequence, quantity, status } => Some((id, *sequence, *quantity, *status)),
@@ -147,63 +150,69 @@ impl Told {
 }
 
 impl<'a> Claim<'a> {
-    fn acknowledged(&self) -> impl Iterator<Item = (&'a Told, Status)> {
-        self.told.iter().filter_map(|told| Some((*told, told.is()?.3)))
+    fn acknowledged(&self) -> impl Iterator<Item = (&'a CallRecord, Status)> {
+        self.calls.iter().filter_map(|record| Some((*record, record.is()?.3)))
     }
 
-    /// SQL lacks it or has it otherwise than acknowledged, or it was told to be less far than an earlier answer said.
+    /// Returns whether SQL lacks the claim or differs from the acknowledgement, or an answer reported an
+    /// earlier state than a previous one.
     fn is_lost(&self) -> bool {
         let Some(furthest) = self.acknowledged().map(|(_, status)| status).max() else { return false };
         let stands = self.row.is_some_and(|row| {
-            let same = self.told.iter().filter_map(|told| told.is());
+            let same = self.calls.iter().filter_map(|record| record.is());
             let mut same = same.map(|(_, sequence, units, _)| (sequence, units));
-            Status::of(&row.status) >= Some(furthest) && same.all(|told| told == (row.sequence, row.quantity))
+            Status::of(&row.status) >= Some(furthest)
+                && same.all(|record| record == (row.sequence, row.quantity))
         });
-        let falls_back = |(later, status): (&Told, Status)| {
+        let falls_back = |(later, status): (&CallRecord, Status)| {
             self.acknowledged().any(|(earlier, was)| earlier.ended <= later.began && status < was)
         };
         !stands || self.acknowledged().any(falls_back)
     }
 
-    /// Two answers tell of two claims.
+    /// Returns whether two answers report different claims.
     fn is_double(&self) -> bool {
         let known: BTreeSet<_> =
-            self.told.iter().filter_map(|told| told.is()).map(|is| (is.0, is.1, is.2)).collect();
+            self.calls.iter().filter_map(|record| record.is()).map(|is| (is.0, is.1, is.2)).collect();
         known.len() > 1
     }
 
-    /// When it stood for certain: acknowledged, and its return not yet asked for.
+    /// Returns the time during which the claim certainly counted: from its acknowledgement until its return
+    /// was requested.
     fn certain(&self) -> Option<Span> {
         let standing = self.acknowledged().filter(|(_, status)| *status != Status::Returned);
-        let from = standing.map(|(told, _)| told.ended).min()?;
-        let upto = self.told.iter().filter(|told| told.call == Call::Return).map(|told| told.began).min();
+        let from = standing.map(|(record, _)| record.ended).min()?;
+        let upto =
+            self.calls.iter().filter(|record| record.call == Call::Return).map(|record| record.began).min();
         (upto.is_none_or(|upto| from < upto)).then_some(Span { from, upto, units: self.units })
     }
 
-    /// When it may have stood: from the first time it was asked for until its return was acknowledged.
+    /// Returns the time during which the claim may have counted: from the first call until its return was
+    /// acknowledged.
     fn possible(&self) -> Option<Span> {
         self.row?;
-        let from = self.told.iter().map(|told| told.began).min()?;
+        let from = self.calls.iter().map(|record| record.began).min()?;
         let returned = self.acknowledged().filter(|(_, status)| *status == Status::Returned);
-        let upto = returned.map(|(told, _)| told.ended).min();
+        let upto = returned.map(|(record, _)| record.ended).min();
         Some(Span { from, upto, units: self.units })
     }
 }
 
 impl Span {
-    fn meets(&self, from: Instant, upto: Instant) -> bool {
+    fn overlaps(&self, from: Instant, upto: Instant) -> bool {
         self.from <= upto && self.upto.is_none_or(|end| end >= from)
     }
 }
 
-/// Claims of different keys that were told to have the same place.
-fn shared_places(claims: &Claims<'_>) -> usize {
-    let places = claims.values().filter_map(|claim| claim.told.iter().find_map(|told| told.is()));
-    let places: Vec<_> = places.map(|is| is.1).collect();
-    places.len() - places.iter().collect::<BTreeSet<_>>().len()
+/// Returns the number of claims with different keys that were reported with the same sequence number.
+fn shared_sequences(claims: &Claims<'_>) -> usize {
+    let sequences = claims.values().filter_map(|claim| claim.calls.iter().find_map(|record| record.is()));
+    let sequences: Vec<_> = sequences.map(|is| is.1).collect();
+    sequences.len() - sequences.iter().collect::<BTreeSet<_>>().len()
 }
 
-/// By how many units a limit was exceeded, at the end in SQL or for certain at any moment before.
+/// Returns the units by which a limit was exceeded, either in SQL at the end or with certainty at an earlier
+/// moment.
 fn over(claims: &Claims<'_>, rows: &[SqlClaim], limits: Limits) -> u64 {
     let in_sql: Vec<_> =
         rows.iter().filter(|row| row.stands()).map(|row| (row.user_id.as_str(), row.quantity)).collect();
@@ -220,14 +229,14 @@ fn over(claims: &Claims<'_>, rows: &[SqlClaim], limits: Limits) -> u64 {
     beyond(None, limits.total).max(of_users.unwrap_or(0))
 }
 
-/// The most units that stood at the same moment.
+/// Returns the maximum number of units that counted at the same moment.
 fn most_at_once(spans: impl Iterator<Item = Span>) -> u64 {
     let mut steps = Vec::new();
     for span in spans {
         steps.push((span.from, true, span.units));
         steps.extend(span.upto.map(|upto| (upto, false, span.units)));
     }
-    // What goes back at the moment at which other units are taken goes first.
+    // If units are returned and taken at the same moment, the returned units are subtracted first.
     steps.sort_unstable();
     let (mut now, mut most) = (0, 0);
     for (_, taken, units) in steps {
@@ -237,26 +246,26 @@ fn most_at_once(spans: impl Iterator<Item = Span>) -> u64 {
     most
 }
 
-/// Whether this answer is a refusal that nothing can have justified.
-fn is_wrong_refusal(told: &Told, claims: &Claims<'_>, limits: Limits) -> bool {
-    let Answer::Refused(code) = &told.answer else { return false };
-    let own = &claims[&told.wish];
-    // Who has the claim meets it.
-    if own.acknowledged().any(|(earlier, _)| earlier.ended <= told.began) {
+/// Returns whether this answer is a denial that nothing can have justified.
+fn is_wrong_refusal(record: &CallRecord, claims: &Claims<'_>, limits: Limits) -> bool {
+    let Answer::Refused(code) = &record.answer else { return false };
+    let own = &claims[&record.attempt];
+    // A user who has the claim must get a replay.
+    if own.acknowledged().any(|(earlier, _)| earlier.ended <= record.began) {
         return true;
     }
     let (user, limit) = match code.as_str() {
         "sold_out" => (None, limits.total),
         "user_limit_reached" => (Some(own.user), limits.per_user),
-        // Of a claim that no caller was told of yet.
-        "claim_not_found" => return told.call != Call::LookUp,
+        // The claim may not exist yet.
+        "claim_not_found" => return record.call != Call::LookUp,
         _ => return true,
     };
     let Some(limit) = limit else { return true };
-    let from = told.began.checked_sub(REFUSAL_AGE_MAX).unwrap_or(told.began);
-    let others = claims.iter().filter(|(wish, _)| **wish != &told.wish).map(|(_, claim)| claim);
+    let from = record.began.checked_sub(REFUSAL_AGE_MAX).unwrap_or(record.began);
+    let others = claims.iter().filter(|(attempt, _)| **attempt != &record.attempt).map(|(_, claim)| claim);
     let others = others.filter(|claim| user.is_none_or(|user| user == claim.user));
-    let spans = others.filter_map(Claim::possible).filter(|span| span.meets(from, told.ended));
+    let spans = others.filter_map(Claim::possible).filter(|span| span.overlaps(from, record.ended));
     let possibly_taken: u64 = spans.map(|span| span.units).sum();
-    possibly_taken + u64::from(told.wish.units) <= limit
+    possibly_taken + u64::from(record.attempt.units) <= limit
 }

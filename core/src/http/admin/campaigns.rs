@@ -1,25 +1,22 @@
 //! Campaigns, for admins.
 
-use axum::extract::State;
-use axum::http::{StatusCode, Uri};
-use claimgate_shared::CampaignId;
+use axum::http::{HeaderValue, StatusCode, Uri};
 use claimgate_shared::admin::{AdminView, Page};
 use claimgate_shared::campaign::AdminState;
-use claimgate_shared::problem::ProblemFields;
+use claimgate_shared::{CampaignId, Problem, http};
 
 use crate::clock;
 use crate::credentials::Caller;
-use crate::domain::campaign::Campaign;
 use crate::domain::campaign_change::{CampaignPatch, NewCampaign};
-use crate::engine::{CampaignStatus, Created};
+use crate::engine::Engine;
+use crate::engine::campaign_changes::Created;
+use crate::engine::campaigns::CampaignStatus;
 use crate::http::error::ApiResult;
-use crate::http::extract::{Admin, Operator, PathCampaign, Viewer, WithBody, json};
+use crate::http::extract::{Admin, Operator, PathCampaign, REPLAYED, Viewer, WithBody, json};
 use crate::http::middleware::in_time;
-use crate::http::paging::PageQuery;
-use crate::http::state::AppState;
+use crate::http::paging::{PageQuery, page_size, parse_query};
 use crate::store::sql::Change;
 
-/// What admins see of a campaign.
 fn view(status: CampaignStatus) -> AdminView {
     let CampaignStatus { campaign: rules, counters } = status;
     let (taken, now) = counters.map_or_else(|| (0, clock::now()), |now| (now.taken, now.now));
@@ -39,164 +36,151 @@ fn view(status: CampaignStatus) -> AdminView {
     }
 }
 
-/// Answers with the campaign as it is now.
-pub(super) async fn answer(
-    state: &AppState,
-    caller: &Caller,
-    status: StatusCode,
-    id: &CampaignId,
-) -> ApiResult {
-    json(status, &view(state.engine(caller).status(id).await?))
+/// Returns the campaign's current state with `status`.
+pub(super) async fn answer(engine: &Engine, status: StatusCode, id: &CampaignId) -> ApiResult {
+    json(status, &view(engine.campaigns.status(id).await?))
 }
 
 /// Creates a campaign.
 #[utoipa::path(
-    post, path = "/admin/v1/campaigns", tag = "admin", request_body = NewCampaign,
+    post, path = "/admin/v1/campaigns", tag = "admin", operation_id = "createCampaign",
+    request_body = NewCampaign,
     responses(
         (status = 201, description = "Created", body = AdminView),
-        (status = 200, description = "An identical one exists", body = AdminView),
-        (status = "default", description = "409 campaign_exists and other problems", body = ProblemFields),
+        (status = 200, description = "An identical campaign exists; with `Idempotent-Replayed`", body = AdminView),
     ),
+    security(("adminToken" = ["admin"])),
+    extensions(("x-codes" = json!(["campaign_exists", "codes_missing", "campaign_not_ready"]))),
 )]
-pub async fn create(
-    State(state): State<AppState>,
-    WithBody(Admin(caller), campaign): WithBody<Admin, Campaign>,
-) -> ApiResult {
-    let id = campaign.id.clone();
+pub async fn create(WithBody(Admin(caller, engine), new): WithBody<Admin, NewCampaign>) -> ApiResult {
+    let id = new.id().clone();
     in_time(async {
-        let created = state.engine(&caller).create(campaign, caller.name(), clock::now()).await?;
-        let status = if created == Created::New { StatusCode::CREATED } else { StatusCode::OK };
-        answer(&state, &caller, status, &id).await
+        if engine.changes.create(new, caller.name(), clock::now()).await? == Created::New {
+            return answer(&engine, StatusCode::CREATED, &id).await;
+        }
+        let mut response = answer(&engine, StatusCode::OK, &id).await?;
+        response.headers_mut().insert(REPLAYED, HeaderValue::from_static(http::REPLAYED));
+        Ok(response)
     })
     .await
 }
 
 /// Lists campaigns in the order of their ids.
 #[utoipa::path(
-    get, path = "/admin/v1/campaigns", tag = "admin", params(PageQuery),
-    responses(
-        (status = 200, description = "A page", body = Page<AdminView>),
-        (status = "default", description = "A problem", body = ProblemFields),
+    get, path = "/admin/v1/campaigns", tag = "admin", operation_id = "listCampaigns",
+    params(
+        ("limit" = Option<u32>, Query, description = "The maximum number of items on a page.", minimum = 1, maximum = 1000),
+        ("cursor" = Option<CampaignId>, Query, description = "The `next_cursor` of the previous page."),
     ),
+    responses((status = 200, description = "A page", body = Page<AdminView>)),
+    security(("adminToken" = ["viewer"])),
 )]
-pub async fn list(State(state): State<AppState>, Viewer(caller): Viewer, uri: Uri) -> ApiResult {
-    let query = PageQuery::parse(&uri)?;
-    let limit = query.limit()?;
-    let page = state.engine(&caller).list(&query.cursor.unwrap_or_default(), limit).await?;
+pub async fn list(Viewer(_, engine): Viewer, uri: Uri) -> ApiResult {
+    let query: PageQuery = parse_query(&uri)?;
+    let limit = page_size(query.limit)?;
+    // The cursor is the id of the last campaign on the previous page.
+    let after = query.cursor.as_deref().map(str::parse::<CampaignId>).transpose();
+    let after =
+        after.map_err(|_| Problem::invalid("cursor", "must be the next_cursor of a page of this list"))?;
+    let page = engine.campaigns.list(after.as_ref().map_or("", CampaignId::as_str), limit).await?;
     let items: Vec<_> = page.items.into_iter().map(view).collect();
     json(StatusCode::OK, &Page { items, next_cursor: page.next_cursor })
 }
 
 /// Shows a campaign with its live counters.
 #[utoipa::path(
-    get, path = "/admin/v1/campaigns/{id}", tag = "admin", params(("id" = CampaignId, Path)),
-    responses(
-        (status = 200, description = "The campaign", body = AdminView),
-        (status = "default", description = "A problem", body = ProblemFields),
-    ),
+    get, path = "/admin/v1/campaigns/{id}", tag = "admin", operation_id = "getCampaign",
+    params(("id" = CampaignId, Path)),
+    responses((status = 200, description = "The campaign", body = AdminView)),
+    security(("adminToken" = ["viewer"])),
+    extensions(("x-codes" = json!(["campaign_not_found"]))),
 )]
-pub async fn show(
-    State(state): State<AppState>,
-    Viewer(caller): Viewer,
-    PathCampaign(id): PathCampaign,
-) -> ApiResult {
-    answer(&state, &caller, StatusCode::OK, &id).await
+pub async fn show(Viewer(_, engine): Viewer, PathCampaign(id): PathCampaign) -> ApiResult {
+    answer(&engine, StatusCode::OK, &id).await
 }
 
-/// Changes name, window, limits or hold.
+/// Changes a campaign's name, window, limits or hold.
 #[utoipa::path(
-    patch, path = "/admin/v1/campaigns/{id}", tag = "admin", params(("id" = CampaignId, Path)),
+    patch, path = "/admin/v1/campaigns/{id}", tag = "admin", operation_id = "updateCampaign",
+    params(("id" = CampaignId, Path)),
     request_body = CampaignPatch,
-    responses(
-        (status = 200, description = "Changed; counts from the next decision on", body = AdminView),
-        (status = "default", description = "409 version_conflict and other problems", body = ProblemFields),
-    ),
+    responses((status = 200, description = "Changed, in force from the next decision on", body = AdminView)),
+    security(("adminToken" = ["admin"])),
+    extensions(("x-codes" = json!([
+        "campaign_not_found", "version_conflict", "campaign_ended", "import_unfinished", "codes_missing",
+        "campaign_not_ready",
+    ]))),
 )]
 pub async fn update(
-    State(state): State<AppState>,
     PathCampaign(id): PathCampaign,
-    WithBody(Admin(caller), patch): WithBody<Admin, CampaignPatch>,
+    WithBody(Admin(caller, engine), patch): WithBody<Admin, CampaignPatch>,
 ) -> ApiResult {
     in_time(async {
-        state.engine(&caller).update(&id, patch, caller.name(), clock::now()).await?;
-        answer(&state, &caller, StatusCode::OK, &id).await
+        engine.changes.update(&id, patch, caller.name(), clock::now()).await?;
+        answer(&engine, StatusCode::OK, &id).await
     })
     .await
 }
 
-/// Stops claims until resumed.
+/// Pauses a campaign: claims are denied until it is resumed.
 #[utoipa::path(
-    post, path = "/admin/v1/campaigns/{id}/pause", tag = "admin", params(("id" = CampaignId, Path)),
-    responses(
-        (status = 200, description = "Paused", body = AdminView),
-        (status = "default", description = "A problem", body = ProblemFields),
-    ),
+    post, path = "/admin/v1/campaigns/{id}/pause", tag = "admin", operation_id = "pauseCampaign",
+    params(("id" = CampaignId, Path)),
+    responses((status = 200, description = "Paused", body = AdminView)),
+    security(("adminToken" = ["operator"])),
+    extensions(("x-codes" = json!(["campaign_not_found", "campaign_ended", "campaign_not_ready"]))),
 )]
-pub async fn pause(
-    State(state): State<AppState>,
-    Operator(caller): Operator,
-    PathCampaign(id): PathCampaign,
-) -> ApiResult {
-    set_admin_state(&state, &caller, &id, AdminState::Paused, "pause").await
+pub async fn pause(Operator(caller, engine): Operator, PathCampaign(id): PathCampaign) -> ApiResult {
+    set_admin_state(&engine, &caller, &id, AdminState::Paused, "pause").await
 }
 
-/// Lets claims in again.
+/// Resumes a paused campaign.
 #[utoipa::path(
-    post, path = "/admin/v1/campaigns/{id}/resume", tag = "admin", params(("id" = CampaignId, Path)),
-    responses(
-        (status = 200, description = "On", body = AdminView),
-        (status = "default", description = "409 campaign_ended and other problems", body = ProblemFields),
-    ),
+    post, path = "/admin/v1/campaigns/{id}/resume", tag = "admin", operation_id = "resumeCampaign",
+    params(("id" = CampaignId, Path)),
+    responses((status = 200, description = "On", body = AdminView)),
+    security(("adminToken" = ["operator"])),
+    extensions(("x-codes" = json!([
+        "campaign_not_found", "campaign_ended", "import_unfinished", "campaign_not_ready",
+    ]))),
 )]
-pub async fn resume(
-    State(state): State<AppState>,
-    Operator(caller): Operator,
-    PathCampaign(id): PathCampaign,
-) -> ApiResult {
-    set_admin_state(&state, &caller, &id, AdminState::On, "resume").await
+pub async fn resume(Operator(caller, engine): Operator, PathCampaign(id): PathCampaign) -> ApiResult {
+    set_admin_state(&engine, &caller, &id, AdminState::On, "resume").await
 }
 
 /// Ends a campaign for good.
 #[utoipa::path(
-    post, path = "/admin/v1/campaigns/{id}/end", tag = "admin", params(("id" = CampaignId, Path)),
-    responses(
-        (status = 200, description = "Ended", body = AdminView),
-        (status = "default", description = "A problem", body = ProblemFields),
-    ),
+    post, path = "/admin/v1/campaigns/{id}/end", tag = "admin", operation_id = "endCampaign",
+    params(("id" = CampaignId, Path)),
+    responses((status = 200, description = "Ended", body = AdminView)),
+    security(("adminToken" = ["admin"])),
+    extensions(("x-codes" = json!(["campaign_not_found", "campaign_not_ready"]))),
 )]
-pub async fn end(
-    State(state): State<AppState>,
-    Admin(caller): Admin,
-    PathCampaign(id): PathCampaign,
-) -> ApiResult {
-    set_admin_state(&state, &caller, &id, AdminState::Ended, "end").await
+pub async fn end(Admin(caller, engine): Admin, PathCampaign(id): PathCampaign) -> ApiResult {
+    set_admin_state(&engine, &caller, &id, AdminState::Ended, "end").await
 }
 
-/// Makes sure that a campaign is ready: loads it from SQL if it is not.
+/// Loads a campaign from SQL unless it is ready already.
 #[utoipa::path(
-    post, path = "/admin/v1/campaigns/{id}/warm-up", tag = "admin", params(("id" = CampaignId, Path)),
-    responses(
-        (status = 200, description = "Ready", body = AdminView),
-        (status = "default", description = "503 campaign_not_ready while another core is at it, and other problems", body = ProblemFields),
-    ),
+    post, path = "/admin/v1/campaigns/{id}/warm-up", tag = "admin", operation_id = "warmUpCampaign",
+    params(("id" = CampaignId, Path)),
+    responses((status = 200, description = "Ready", body = AdminView)),
+    security(("adminToken" = ["admin"])),
+    extensions(("x-codes" = json!(["campaign_not_found", "import_unfinished", "campaign_not_ready"]))),
 )]
-pub async fn warm_up(
-    State(state): State<AppState>,
-    Admin(caller): Admin,
-    PathCampaign(id): PathCampaign,
-) -> ApiResult {
-    state.engine(&caller).warm_up(&id).await?;
-    answer(&state, &caller, StatusCode::OK, &id).await
+pub async fn warm_up(Admin(_, engine): Admin, PathCampaign(id): PathCampaign) -> ApiResult {
+    engine.changes.warm_up(&id).await?;
+    answer(&engine, StatusCode::OK, &id).await
 }
 
 async fn set_admin_state(
-    state: &AppState,
+    engine: &Engine,
     caller: &Caller,
     id: &CampaignId,
     to: AdminState,
     what: &str,
 ) -> ApiResult {
     let change = Change { who: caller.name(), what, at: clock::now() };
-    state.engine(caller).set_admin_state(id, to, change).await?;
-    answer(state, caller, StatusCode::OK, id).await
+    engine.changes.set_admin_state(id, to, change).await?;
+    answer(engine, StatusCode::OK, id).await
 }

@@ -1,23 +1,25 @@
-//! A campaign's claims as SQL has them: by pages, or all of them as CSV.
+//! A campaign's claims as stored in SQL: in pages, or all at once as CSV.
+
+use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
-use axum::extract::State;
-use axum::http::header::{ACCEPT, CONTENT_TYPE};
+use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::{IntoResponse as _, Response};
 use claimgate_shared::admin::{ClaimItem, Page};
-use claimgate_shared::problem::ProblemFields;
-use claimgate_shared::{CampaignId, ClaimStatus, Problem, UserId};
+use claimgate_shared::{CampaignId, ClaimCode, ClaimStatus, Problem, UserId, http};
 use serde::Deserialize;
 
-use crate::domain::utc_offsets::day_text;
+use crate::clock;
+use crate::credentials::Role;
+use crate::domain::days::day_text;
+use crate::engine::{Engine, EngineError};
 use crate::http::error::ApiResult;
-use crate::http::extract::{PathCampaign, Viewer, json};
-use crate::http::paging::{page_begin, page_size, parse_query};
-use crate::http::state::AppState;
-use crate::store::sql::{ClaimCursor, ClaimFilter, ClaimRow, SqlError, SqlStore};
+use crate::http::extract::{PathCampaign, Viewer, json, prefers};
+use crate::http::paging::{optional, page_begin, page_size, parse_query};
+use crate::store::sql::{ClaimCursor, ClaimFilter, ClaimRow, SqlError};
 
-fn item(row: &ClaimRow) -> ClaimItem {
+fn item(row: ClaimRow) -> ClaimItem {
     ClaimItem {
         id: row.claim.id.to_string(),
         user_id: row.claim.user_id.to_string(),
@@ -27,84 +29,106 @@ fn item(row: &ClaimRow) -> ClaimItem {
         day: day_text(row.day),
         claimed_at: row.claim.claimed_at,
         updated_at: row.updated_at,
+        codes: row.claim.codes,
     }
 }
 
-/// The query of the list: its page, and which claims.
+/// The query parameters of the list.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 struct ClaimsQuery {
-    /// The most items of a page, 1 to 1000; 100 when left out.
+    /// The maximum number of items on a page.
+    #[param(minimum = 1, maximum = 1000, default = 100)]
     limit: Option<u32>,
-    /// The `next_cursor` of the page before.
+    /// The `next_cursor` of the previous page.
+    #[param(pattern = r"^[0-9]{1,19}~[A-Za-z0-9_-]{1,64}\.[A-Za-z0-9_-]{21}[AQgw]$")]
     cursor: Option<String>,
     /// Only the claims of this user.
     #[param(value_type = Option<UserId>)]
     user_id: Option<String>,
-    /// Only claims of this status. A page may then have fewer items than `limit`, even none, and another one behind it.
+    /// Only claims with this status. A page may then have fewer items than `limit`, or none, although more
+    /// pages follow.
     #[param(value_type = Option<ClaimStatus>)]
     status: Option<String>,
+    /// With the codes of the claims. Needs the role admin, and is recorded in the audit.
+    #[serde(default)]
+    #[param(value_type = Option<bool>)]
+    codes: bool,
 }
 
 impl ClaimsQuery {
     fn filter(&self) -> Result<ClaimFilter, Problem> {
-        let user = self.user_id.as_deref().map(str::parse).transpose();
-        let status = self.status.as_deref().map(str::parse).transpose();
         Ok(ClaimFilter {
-            user: user.map_err(|why| Problem::invalid("user_id", why))?,
-            status: status.map_err(|why| Problem::invalid("status", why))?,
+            user: optional("user_id", self.user_id.as_deref())?,
+            status: optional("status", self.status.as_deref())?,
         })
     }
 }
 
-/// Lists a campaign's claims in the order of their sequence; `Accept: text/csv` streams all of them.
+/// Lists a campaign's claims in the order of their sequence; `Accept: text/csv` streams all claims.
 #[utoipa::path(
-    get, path = "/admin/v1/campaigns/{id}/claims", tag = "admin",
+    get, path = "/admin/v1/campaigns/{id}/claims", tag = "admin", operation_id = "listClaims",
     params(("id" = CampaignId, Path), ClaimsQuery),
     responses(
-        (status = 200, description = "A page as SQL has it", content(
+        (status = 200, description = "A page, as stored in SQL", content(
             (Page<ClaimItem> = "application/json"), (String = "text/csv"),
         )),
-        (status = "default", description = "A problem", body = ProblemFields),
     ),
+    security(("adminToken" = ["viewer"])),
+    extensions(("x-codes" = json!(["campaign_not_found"]))),
 )]
 pub async fn list(
-    State(state): State<AppState>,
-    Viewer(caller): Viewer,
+    Viewer(caller, engine): Viewer,
     PathCampaign(id): PathCampaign,
     uri: Uri,
     headers: HeaderMap,
 ) -> ApiResult {
-    let engine = state.engine(&caller);
-    let id = engine.campaign(&id).await?.id;
+    let id = engine.campaigns.stored(&id).await?.id;
     let query: ClaimsQuery = parse_query(&uri)?;
     let filter = query.filter()?;
     let after = page_begin(query.cursor.as_deref())?;
     let limit = page_size(query.limit)?;
-    let accept = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok());
-    if accept.is_some_and(|accept| accept.contains("text/csv")) {
-        return Ok(csv(engine.sync.sql.clone(), id, filter, after));
+    if query.codes {
+        let caller = caller.with_role(Role::Admin)?;
+        engine.claims.audit_codes_read(Some(&id), caller.name(), clock::now()).await?;
     }
-    let page = engine.claims(&id, &filter, &after, limit).await?;
-    let items: Vec<ClaimItem> = page.rows.iter().map(item).collect();
+    if prefers(&headers, http::CSV) {
+        return Ok(csv(engine, id, filter, after, query.codes));
+    }
+    let mut page = engine.claims.list(&id, &filter, &after, limit).await?;
+    if query.codes {
+        engine.claims.add_codes_to_rows(&id, page.rows.iter_mut().collect()).await?;
+    }
+    let items: Vec<ClaimItem> = page.rows.into_iter().map(item).collect();
     json(StatusCode::OK, &Page { items, next_cursor: page.next.map(|next| next.to_string()) })
 }
 
-/// Claims that are read at once, and held in memory.
-const PAGE: u32 = 10_000;
+/// Number of claims read at once and held in memory.
+const PAGE_ROWS: u32 = 10_000;
 
-/// All claims that `filter` names behind `after`, in the order of their sequence, read page by page as the caller takes them: a slow one keeps
-/// no connection.
-fn csv(sql: SqlStore, id: CampaignId, filter: ClaimFilter, after: ClaimCursor) -> Response {
+/// Streams all claims after `after` that match `filter`, in the order of their sequence. A page is only read
+/// when the caller needs it, so a slow caller does not occupy a connection to SQL.
+fn csv(
+    engine: Arc<Engine>,
+    id: CampaignId,
+    filter: ClaimFilter,
+    after: ClaimCursor,
+    with_codes: bool,
+) -> Response {
+    let sql = engine.stores.sql.for_export();
     let pages = futures_util::stream::try_unfold(Some((after, true)), move |from| {
-        let (sql, id, filter) = (sql.clone(), id.clone(), filter.clone());
+        let (engine, sql, id, filter) = (Arc::clone(&engine), sql.clone(), id.clone(), filter.clone());
         async move {
             let Some((after, first)) = from else {
                 return Ok::<_, CsvError>(None);
             };
-            let page = sql.export_page(&id, &filter, &after, PAGE).await?;
+            let mut page = sql.claims(&id, &filter, &after, PAGE_ROWS).await?;
+            if with_codes {
+                engine.claims.add_codes_to_rows(&id, page.rows.iter_mut().collect()).await?;
+            }
             let next = page.next.map(|next| (next, false));
-            Ok(Some((csv_text(page.rows, first)?, next)))
+            Ok(Some((csv_text(page.rows, first, with_codes)?, next)))
         }
     });
     ([(CONTENT_TYPE, "text/csv; charset=utf-8")], Body::from_stream(pages)).into_response()
@@ -115,27 +139,26 @@ enum CsvError {
     #[error(transparent)]
     Sql(#[from] SqlError),
     #[error(transparent)]
+    Codes(#[from] EngineError),
+    #[error(transparent)]
     Csv(#[from] csv::Error),
     #[error(transparent)]
     Buffer(#[from] Box<csv::IntoInnerError<csv::Writer<Vec<u8>>>>),
 }
 
-fn csv_text(rows: Vec<ClaimRow>, first: bool) -> Result<Bytes, CsvError> {
+const COLUMNS: &str = "id,user_id,quantity,status,sequence,day,claimed_at,updated_at";
+
+/// Returns rows as CSV. The column `codes` has the codes of a claim separated by spaces.
+fn csv_text(rows: Vec<ClaimRow>, first: bool, with_codes: bool) -> Result<Bytes, CsvError> {
     let mut writer = csv::WriterBuilder::new().has_headers(false).from_writer(Vec::new());
     if first {
-        writer.write_record([
-            "id",
-            "user_id",
-            "quantity",
-            "status",
-            "sequence",
-            "day",
-            "claimed_at",
-            "updated_at",
-        ])?;
+        writer.write_record(COLUMNS.split(',').chain(with_codes.then_some("codes")))?;
     }
     for row in rows {
-        writer.serialize(item(&row))?;
+        let mut item = item(row);
+        let codes = item.codes.take().unwrap_or_default();
+        let codes: Vec<_> = codes.iter().map(ClaimCode::as_str).collect();
+        if with_codes { writer.serialize((item, codes.join(" "))) } else { writer.serialize(item) }?;
     }
     Ok(writer.into_inner().map_err(Box::new)?.into())
 }

@@ -1,49 +1,48 @@
-//! The feed: which claims have changed, for those who follow.
+//! The feed of changed claims.
 
 use std::time::Duration;
 
 use axum::Extension;
-use axum::extract::State;
 use axum::http::{StatusCode, Uri};
-use claimgate_shared::problem::ProblemFields;
 use claimgate_shared::{CampaignId, Claim, Problem, Timestamp};
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
 
+use crate::clock;
+use crate::credentials::Role;
 use crate::engine::{Engine, EngineError};
 use crate::http::error::ApiResult;
 use crate::http::extract::{Viewer, json};
 use crate::http::middleware::in_time;
-use crate::http::paging::{page_size, parse_query};
+use crate::http::paging::{optional, page_size, parse_query};
 use crate::http::peer::Peer;
-use crate::http::state::AppState;
 use crate::store::sql::{FeedCursor, FeedItem, FeedPage};
 
-/// The longest that a call may wait for something to come, in seconds.
+/// Maximum time that a call may wait for a change, in seconds.
 const WAIT_MAX_S: u32 = 30;
 
-/// How long to wait before the feed is read again where what came was of other campaigns: commits are many.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Pause before rereading the feed after a commit to a different campaign; commits are frequent.
+const REREAD_PAUSE: Duration = Duration::from_millis(100);
 
 /// A part of the feed.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 struct Changes {
-    /// The claims that have changed, in the order of commits. None: there is nothing more yet.
+    /// The changed claims, in commit order; empty if there are no further changes yet.
     items: Vec<ChangedClaim>,
-    /// The `after` of the next call.
+    /// The value of `after` for the next call.
     next_cursor: String,
 }
 
-/// A claim that has changed, as it stands.
+/// A changed claim, in its current state.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 struct ChangedClaim {
-    /// The place behind it: the `after` of a call that goes on from here.
+    /// The cursor after this item: the value of `after` to continue from here.
     cursor: String,
     /// The claim.
     claim: Claim,
-    /// Raised by every change of it.
+    /// Incremented by every change to the claim.
     revision: u64,
-    /// When it got its status.
+    /// When the claim entered its current status.
     updated_at: Timestamp,
 }
 
@@ -63,27 +62,33 @@ impl From<FeedItem> for ChangedClaim {
     }
 }
 
-/// Which part of the feed.
+/// The query parameters of the feed.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 struct ChangesQuery {
-    /// The `next_cursor` of the call before, or the `cursor` of the last item read; from the beginning when left out.
+    /// The `next_cursor` of the previous call, or the `cursor` of the last item read; if absent, reads from
+    /// the beginning.
+    #[param(
+        pattern = r"^1\.[A-Za-z0-9_-]{1,64}\.(0|[1-9][0-9]{0,18}\.[A-Za-z0-9_-]{1,64}\.[A-Za-z0-9_-]{21}[AQgw])$"
+    )]
     after: Option<String>,
-    /// Of this campaign alone.
+    /// Only this campaign.
     #[param(value_type = Option<CampaignId>)]
     campaign_id: Option<String>,
-    /// The most items of a page, 1 to 1000; 100 when left out.
+    /// The maximum number of items on a page.
+    #[param(minimum = 1, maximum = 1000, default = 100)]
     limit: Option<u32>,
-    /// How long to wait for something to come, in seconds, 0 to 30; 0 when left out.
+    /// How long to wait for a change, in seconds.
+    #[param(minimum = 0, maximum = 30, default = 0)]
     wait_s: Option<u32>,
+    /// With the codes of the claims that have them by now. Needs the role admin, and is recorded in the audit.
+    #[serde(default)]
+    #[param(value_type = Option<bool>)]
+    codes: bool,
 }
 
 impl ChangesQuery {
-    fn campaign(&self) -> Result<Option<CampaignId>, Problem> {
-        let id = self.campaign_id.as_deref().map(str::parse).transpose();
-        id.map_err(|why| Problem::invalid("campaign_id", why))
-    }
-
     fn after(&self) -> Result<Option<FeedCursor>, EngineError> {
         self.after.as_deref().map(str::parse).transpose().map_err(|_| EngineError::CursorInvalid)
     }
@@ -96,52 +101,65 @@ impl ChangesQuery {
     }
 }
 
-/// Lists the claims that have changed, each as it stands, in the order in which SQL has committed them.
+/// Lists changed claims in their current state, in the order in which SQL committed the changes.
 ///
-/// Each change is told at least once. A page may have fewer items than `limit` though there are more; it has none only where
-/// nothing is left, after `wait_s`, or at once when the caller closes its side of the connection meanwhile.
+/// Each change is delivered at least once. A page may have fewer items than `limit` although more follow. A
+/// page is empty only if there is no change within `wait_s`, or if the caller closes its side of the
+/// connection while waiting.
 #[utoipa::path(
-    get, path = "/admin/v1/changes", tag = "admin", params(ChangesQuery),
-    responses(
-        (status = 200, description = "A page", body = Changes),
-        (status = "default", description = "404 campaign_not_found, 410 cursor_invalid and other problems; \
-            503 overloaded while as many wait as may", body = ProblemFields),
-    ),
+    get, path = "/admin/v1/changes", tag = "admin", operation_id = "listChanges", params(ChangesQuery),
+    responses((status = 200, description = "A page", body = Changes)),
+    security(("adminToken" = ["viewer"])),
+    extensions(("x-codes" = json!(["campaign_not_found", "cursor_invalid"]))),
 )]
-pub async fn list(
-    State(state): State<AppState>,
-    Viewer(caller): Viewer,
-    Extension(peer): Extension<Peer>,
-    uri: Uri,
-) -> ApiResult {
+pub async fn list(Viewer(caller, engine): Viewer, Extension(peer): Extension<Peer>, uri: Uri) -> ApiResult {
     let query: ChangesQuery = parse_query(&uri)?;
-    let (limit, campaign) = (page_size(query.limit)?, query.campaign()?);
+    let limit = page_size(query.limit)?;
+    let campaign: Option<CampaignId> = optional("campaign_id", query.campaign_id.as_deref())?;
     let until = Instant::now() + query.wait()?;
     let after = query.after()?;
-    let engine = state.engine(&caller);
+    if query.codes {
+        let caller = caller.with_role(Role::Admin)?;
+        engine.claims.audit_codes_read(campaign.as_ref(), caller.name(), clock::now()).await?;
+    }
     let mut pause = Duration::ZERO;
     loop {
-        let page = engine.feed(campaign.as_ref(), after.as_ref(), limit);
-        let page = in_time(async { Ok(page.await?) }).await?;
+        let page = engine.feed.read(campaign.as_ref(), after.as_ref(), limit);
+        let mut page = in_time(async { Ok(page.await?) }).await?;
         let left = until.saturating_duration_since(Instant::now());
-        if !page.items.is_empty() || left.is_zero() || !goes_on(engine, &peer, &page, left).await? {
+        if !page.items.is_empty() || left.is_zero() || !has_more(&engine, &peer, &page, left).await? {
+            if query.codes {
+                add_codes(&engine, &mut page).await?;
+            }
             return json(StatusCode::OK, &Changes::from(page));
         }
         sleep(pause).await;
-        pause = PAUSE;
+        pause = REREAD_PAUSE;
     }
 }
 
-/// Waits until there may be something behind `page`, for `limit` at most; `false` when there is not, or the caller is gone, whose
-/// place is for those who are there.
-async fn goes_on(
+/// Adds the codes to the granted claims of `page`.
+async fn add_codes(engine: &Engine, page: &mut FeedPage) -> Result<(), EngineError> {
+    for of_campaign in
+        page.items.chunk_by_mut(|one, next| one.row.claim.campaign_id == next.row.claim.campaign_id)
+    {
+        let id = of_campaign[0].row.claim.campaign_id.clone();
+        let rows = of_campaign.iter_mut().map(|item| &mut item.row).collect();
+        engine.claims.add_codes_to_rows(&id, rows).await?;
+    }
+    Ok(())
+}
+
+/// Waits up to `limit` until there may be entries after `page`. Returns `false` on timeout, or if the caller
+/// has disconnected, so that its permit becomes free.
+async fn has_more(
     engine: &Engine,
     peer: &Peer,
     page: &FeedPage,
     limit: Duration,
 ) -> Result<bool, EngineError> {
     tokio::select! {
-        goes_on = engine.feed_goes_on(page, limit) => goes_on,
+        has_more = engine.feed.wait_for_more(page, limit) => has_more,
         () = peer.closes() => Ok(false),
     }
 }

@@ -1,21 +1,21 @@
-//! What is going on, as server-sent events, for the dashboard and others.
+//! The live stream of server-sent events, for the dashboard and other clients.
 
+use claimgate_shared::admin::live::LiveSnapshot;
 use std::convert::Infallible;
 
+use axum::Extension;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::sse::{Event, Sse};
-use claimgate_shared::problem::ProblemFields;
 use futures_util::stream::{self, Stream, StreamExt as _};
 use serde::Serialize;
 
 use crate::credentials::{Caller, Role};
-use crate::engine::live_snapshot::LiveSnapshot;
 use crate::http::error::ApiError;
 use crate::http::extract::Viewer;
 use crate::http::state::AppState;
 
-/// Who is told: the first event.
+/// The caller, as the first event describes it.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 struct Watcher {
     /// The name of the caller's token.
@@ -24,41 +24,48 @@ struct Watcher {
     role: &'static str,
     /// The version of this core.
     version: &'static str,
+    /// Origin of the claim page; `null` if it is not configured.
+    page_url: Option<String>,
 }
 
+/// Origin of the claim page, `http(s)://host[:port]`, which the admin listener passes to the dashboard.
+#[derive(Debug, Clone)]
+pub struct PageUrl(pub String);
+
 impl Watcher {
-    fn of(caller: &Caller) -> Self {
+    fn of(caller: &Caller, page_url: Option<String>) -> Self {
         let role = caller.role().unwrap_or(Role::Viewer);
         let version = env!("CARGO_PKG_VERSION");
-        Self { name: caller.name().to_owned(), role: role.as_str(), version }
+        Self { name: caller.name().to_owned(), role: role.as_str(), version, page_url }
     }
 }
 
-/// Tells once a second how campaigns, outbox, Redis, SQL and cores are, as server-sent events.
+/// Streams the state of campaigns, outbox, Redis, SQL and cores once a second, as server-sent events.
 ///
-/// The first event, `watcher`, says who the caller is; each `snapshot` after it has all there is to tell. The stream ends
-/// when core stops, and once the caller's token is none any more.
+/// The first event, `watcher`, describes the caller; each `snapshot` after it has the complete state. The
+/// stream ends when core stops, or when the caller's token is no longer valid.
 #[utoipa::path(
-    get, path = "/admin/v1/live", tag = "admin",
+    get, path = "/admin/v1/live", tag = "admin", operation_id = "watchLive",
     responses(
-        (status = 200, description = "Events: one `watcher`, then a `snapshot` a second, whose `data` is this",
+        (status = 200, description = "Events: one `watcher`, then one `snapshot` a second with this as its `data`",
             body = LiveSnapshot, content_type = "text/event-stream"),
-        (status = "default", description = "503 overloaded while as many watch as may, and other problems",
-            body = ProblemFields),
     ),
+    security(("adminToken" = ["viewer"])),
 )]
 pub async fn watch(
     State(state): State<AppState>,
-    Viewer(caller): Viewer,
+    Viewer(caller, _): Viewer,
+    page_url: Option<Extension<PageUrl>>,
     headers: HeaderMap,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, ApiError> {
-    let place = state.watcher_place()?;
-    let first = Event::default().event("watcher").json_data(Watcher::of(&caller));
-    let first = first.inspect_err(|error| tracing::error!(%error, "cannot write an event")).ok();
+    let permit = state.watcher_permit()?;
+    let first =
+        Event::default().event("watcher").json_data(Watcher::of(&caller, page_url.map(|url| url.0.0)));
+    let first = first.inspect_err(|error| tracing::error!(%error, "cannot serialize an event")).ok();
     let snapshots = state.engine(&caller).live.subscribe();
-    let snapshots = stream::unfold((snapshots, state, headers, place), |mut watch| async move {
+    let snapshots = stream::unfold((snapshots, state, headers, permit), |mut watch| async move {
         let snapshot = watch.0.next().await?;
-        // The token may have been withdrawn meanwhile.
+        // The token may have been revoked since the stream began.
         watch.1.authenticator().admin(&watch.2, Role::Viewer).ok()?;
         Some((Event::default().event("snapshot").data(&*snapshot), watch))
     });

@@ -1,43 +1,34 @@
-//! Redis and SQL compared, and repaired.
+//! Reconciliation of Redis and SQL.
 
-use axum::extract::State;
 use axum::http::StatusCode;
 use claimgate_shared::CampaignId;
-use claimgate_shared::problem::ProblemFields;
+use claimgate_shared::admin::reconciliation::Reconciliation;
 
-use crate::engine::reconcile::Reconciliation;
 use crate::http::error::ApiResult;
 use crate::http::extract::{Admin, PathCampaign, Viewer, json};
-use crate::http::state::AppState;
 
-/// Compares Redis and SQL; changes nothing.
+/// Compares Redis and SQL without changing anything.
 #[utoipa::path(
-    get, path = "/admin/v1/campaigns/{id}/reconciliation", tag = "admin", params(("id" = CampaignId, Path)),
-    responses(
-        (status = 200, description = "Both sides, and what differs", body = Reconciliation),
-        (status = "default", description = "A problem", body = ProblemFields),
-    ),
+    get, path = "/admin/v1/campaigns/{id}/reconciliation", tag = "admin", operation_id = "compareCampaign",
+    params(("id" = CampaignId, Path)),
+    responses((status = 200, description = "Both sides and their differences", body = Reconciliation)),
+    security(("adminToken" = ["viewer"])),
+    extensions(("x-codes" = json!(["campaign_not_found", "campaign_not_ready"]))),
 )]
-pub async fn compare(
-    State(state): State<AppState>,
-    Viewer(caller): Viewer,
-    PathCampaign(id): PathCampaign,
-) -> ApiResult {
-    json(StatusCode::OK, &state.engine(&caller).compare(&id).await?)
+pub async fn compare(Viewer(_, engine): Viewer, PathCampaign(id): PathCampaign) -> ApiResult {
+    json(StatusCode::OK, &engine.changes.compare(&id).await?)
 }
 
-/// Repairs what is safe to repair, and lists what was done.
+/// Makes the repairs that are safe, and lists them.
 #[utoipa::path(
-    post, path = "/admin/v1/campaigns/{id}/reconciliation", tag = "admin", params(("id" = CampaignId, Path)),
+    post, path = "/admin/v1/campaigns/{id}/reconciliation", tag = "admin", operation_id = "repairCampaign",
+    params(("id" = CampaignId, Path)),
     responses(
-        (status = 200, description = "Both sides after the repair, and what was done", body = Reconciliation),
-        (status = "default", description = "A problem", body = ProblemFields),
+        (status = 200, description = "Both sides after the repair, and the repairs made", body = Reconciliation),
     ),
+    security(("adminToken" = ["admin"])),
+    extensions(("x-codes" = json!(["campaign_not_found", "campaign_not_ready"]))),
 )]
-pub async fn repair(
-    State(state): State<AppState>,
-    Admin(caller): Admin,
-    PathCampaign(id): PathCampaign,
-) -> ApiResult {
-    json(StatusCode::OK, &state.engine(&caller).repair(&id).await?)
+pub async fn repair(Admin(_, engine): Admin, PathCampaign(id): PathCampaign) -> ApiResult {
+    json(StatusCode::OK, &engine.changes.repair(&id).await?)
 }

@@ -1,70 +1,56 @@
-//! What is asked of replicas.
+//! The replicas that must have a claim before it is acknowledged.
 
-use axum::extract::State;
 use axum::http::StatusCode;
-use claimgate_shared::Problem;
-use claimgate_shared::problem::{ProblemFields, parse_json};
+use claimgate_shared::admin::replication::ReplicationView;
 use serde::Deserialize;
 
 use crate::clock;
-use crate::engine::replication::ReplicationView;
 use crate::http::error::ApiResult;
 use crate::http::extract::{Admin, ParseBody, Viewer, WithBody, json};
-use crate::http::state::AppState;
 
 /// `POST /admin/v1/replication`.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReplicationChange {
-    /// The least number of replicas that must have a claim before it is acknowledged; with 0 none is waited for.
+    /// The minimum number of replicas that must have a claim before it is acknowledged; 0 waits for none.
     replicas_min: u32,
 }
 
-impl ParseBody for ReplicationChange {
-    fn parse_body(body: &[u8]) -> Result<Self, Problem> {
-        parse_json(body)
-    }
-}
+impl ParseBody for ReplicationChange {}
 
-/// Tells what is asked of replicas, and how they are.
+/// Shows how many replicas are required, and the state of each.
 #[utoipa::path(
-    get, path = "/admin/v1/replication", tag = "admin",
-    responses(
-        (status = 200, description = "Each primary, its set and its replicas", body = ReplicationView),
-        (status = "default", description = "A problem", body = ProblemFields),
-    ),
+    get, path = "/admin/v1/replication", tag = "admin", operation_id = "getReplication",
+    responses((status = 200, description = "Each primary, its set and its replicas", body = ReplicationView)),
+    security(("adminToken" = ["viewer"])),
 )]
-pub async fn show(State(state): State<AppState>, Viewer(caller): Viewer) -> ApiResult {
-    json(StatusCode::OK, &state.engine(&caller).replication().await?)
+pub async fn show(Viewer(_, engine): Viewer) -> ApiResult {
+    json(StatusCode::OK, &engine.replicas.view().await?)
 }
 
 /// Changes how many replicas must have a claim before it is acknowledged.
 #[utoipa::path(
-    post, path = "/admin/v1/replication", tag = "admin", request_body = ReplicationChange,
+    post, path = "/admin/v1/replication", tag = "admin", operation_id = "setReplication",
+    request_body = ReplicationChange,
     responses(
-        (status = 200, description = "Changed; other cores follow within a second", body = ReplicationView),
-        (status = "default", description = "A problem", body = ProblemFields),
+        (status = 200, description = "Changed; other cores apply it within a second", body = ReplicationView),
     ),
+    security(("adminToken" = ["admin"])),
 )]
 pub async fn change(
-    State(state): State<AppState>,
-    WithBody(Admin(caller), change): WithBody<Admin, ReplicationChange>,
+    WithBody(Admin(caller, engine), change): WithBody<Admin, ReplicationChange>,
 ) -> ApiResult {
-    let engine = state.engine(&caller);
-    engine.set_replicas_min(change.replicas_min, caller.name(), clock::now()).await?;
-    json(StatusCode::OK, &engine.replication().await?)
+    engine.replicas.set_min(change.replicas_min, caller.name(), clock::now()).await?;
+    json(StatusCode::OK, &engine.replicas.view().await?)
 }
 
-/// Believes whichever servers are the primaries now, though they may lack acknowledged claims.
+/// Accepts the current primaries, although they may lack acknowledged claims.
 #[utoipa::path(
-    post, path = "/admin/v1/replication/accept-loss", tag = "admin",
-    responses(
-        (status = 200, description = "The sets as they are made again", body = ReplicationView),
-        (status = "default", description = "A problem", body = ProblemFields),
-    ),
+    post, path = "/admin/v1/replication/accept-loss", tag = "admin", operation_id = "acceptLoss",
+    responses((status = 200, description = "The replica sets, which are being rebuilt", body = ReplicationView)),
+    security(("adminToken" = ["admin"])),
 )]
-pub async fn accept_loss(State(state): State<AppState>, Admin(caller): Admin) -> ApiResult {
-    let engine = state.engine(&caller);
-    engine.accept_loss(caller.name(), clock::now()).await?;
-    json(StatusCode::OK, &engine.replication().await?)
+pub async fn accept_loss(Admin(caller, engine): Admin) -> ApiResult {
+    engine.replicas.accept_loss(caller.name(), clock::now()).await?;
+    json(StatusCode::OK, &engine.replicas.view().await?)
 }

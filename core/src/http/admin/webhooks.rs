@@ -1,63 +1,55 @@
-//! Webhooks: receivers that are told of changed claims.
+//! Webhooks: receivers of changed claims.
 
-use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use claimgate_shared::admin::Page;
-use claimgate_shared::problem::{ProblemFields, parse_json};
 use claimgate_shared::{CampaignId, Problem, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use crate::clock;
 use crate::domain::webhook::{WaitingEvent, Webhook};
-use crate::engine::webhook_sender::Sent;
+use crate::engine::webhooks::sender::DeliveryOutcome;
 use crate::http::error::ApiResult;
 use crate::http::extract::{Admin, ParseBody, PathWebhook, Viewer, WithBody, json};
 use crate::http::paging::{page_size, parse_query};
-use crate::http::state::AppState;
 
 /// `POST /admin/v1/webhooks`.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewWebhook {
     /// Where events are sent: a host and port that `CLAIMGATE_WEBHOOK_HOSTS` lists.
+    #[schema(format = "uri", pattern = "^https?://", max_length = 2048)]
     url: String,
-    /// Of this campaign's claims alone; of all when `null` or left out.
-    #[schema(value_type = Option<String>)]
+    /// Only events of this campaign; of all campaigns if `null` or absent.
     campaign_id: Option<CampaignId>,
 }
 
-impl ParseBody for NewWebhook {
-    fn parse_body(body: &[u8]) -> Result<Self, Problem> {
-        parse_json(body)
-    }
-}
+impl ParseBody for NewWebhook {}
 
 /// A webhook.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct WebhookView {
-    /// Its id.
+    /// The webhook's id.
     id: String,
     /// Where events are sent.
     url: String,
-    /// The campaign whose claims it is told of; `null` for all.
-    #[schema(value_type = Option<String>)]
+    /// The campaign whose events the webhook receives; `null` for all campaigns.
     campaign_id: Option<CampaignId>,
-    /// What events are signed with; only in the answer that made it.
+    /// The secret that signs the events; only in the response that generated it.
     #[serde(skip_serializing_if = "Option::is_none")]
     secret: Option<String>,
-    /// Whether it gets events.
+    /// Whether the webhook receives events.
     enabled: bool,
-    /// Why it gets none.
+    /// Why the webhook was disabled.
     disabled_because: Option<String>,
-    /// When it was made.
+    /// When the webhook was created.
     created_at: Timestamp,
-    /// Events that it has taken.
+    /// Events that the receiver has accepted.
     delivered: u64,
-    /// When it took the last one.
+    /// When the receiver accepted the last event.
     delivered_at: Option<Timestamp>,
-    /// Events that it did not take yet.
+    /// Events that the receiver has not accepted yet.
     waiting: u64,
-    /// Events that are tried no more, until it is enabled.
+    /// Events that are not retried until the webhook is enabled.
     parked: u64,
 }
 
@@ -86,31 +78,31 @@ impl WebhookView {
     }
 }
 
-/// How a test went.
+/// The result of a test.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct WebhookTested {
-    /// Whether the receiver has taken the event.
+    /// Whether the receiver has accepted the event.
     delivered: bool,
-    /// Why not.
+    /// Why the receiver did not accept it.
     error: Option<String>,
 }
 
-/// An event that a webhook did not take yet.
+/// An event that a webhook has not accepted yet.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct Delivery {
     /// The event's `webhook-id`.
     event_id: String,
-    /// The claim that it tells of.
+    /// The claim that changed.
     claim_id: String,
-    /// `waiting`, or `parked`: tried no more.
+    /// `waiting`, or `parked`: no longer retried.
     status: &'static str,
-    /// How often it was tried.
+    /// The number of delivery attempts.
     tries: u32,
-    /// When it was tried first.
+    /// When delivery was first tried.
     first_at: Timestamp,
-    /// When it is tried again; `null` when it is parked.
+    /// When delivery is tried next; `null` if the event is parked.
     next_at: Option<Timestamp>,
-    /// What went wrong the last time.
+    /// The error of the last attempt.
     last_error: String,
 }
 
@@ -128,156 +120,131 @@ impl From<WaitingEvent> for Delivery {
     }
 }
 
-/// Which part of the deliveries.
+/// The query parameters of `listDeliveries`.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub struct DeliveriesQuery {
-    /// The `next_cursor` of the page before.
+    /// The `next_cursor` of the previous page.
+    #[param(pattern = "^[0-9]{1,18}$")]
     cursor: Option<String>,
-    /// The most items of a page, 1 to 1000; 100 when left out.
+    /// The maximum number of items on a page.
+    #[param(minimum = 1, maximum = 1000, default = 100)]
     limit: Option<u32>,
 }
 
-/// Makes a webhook, which is told of what changes from now on.
+/// Creates a webhook, which receives all changes from now on.
 #[utoipa::path(
-    post, path = "/admin/v1/webhooks", tag = "admin", request_body = NewWebhook,
-    responses(
-        (status = 201, description = "Made; its secret is shown here alone", body = WebhookView),
-        (status = "default", description = "400 for an address that may not be called, 404 campaign_not_found and other \
-            problems", body = ProblemFields),
-    ),
+    post, path = "/admin/v1/webhooks", tag = "admin", operation_id = "createWebhook",
+    request_body = NewWebhook,
+    responses((status = 201, description = "Created; its secret is shown only here", body = WebhookView)),
+    security(("adminToken" = ["admin"])),
+    extensions(("x-codes" = json!(["campaign_not_found"]))),
 )]
-pub async fn create(
-    State(state): State<AppState>,
-    WithBody(Admin(caller), new): WithBody<Admin, NewWebhook>,
-) -> ApiResult {
-    let engine = state.engine(&caller);
-    let webhook = engine.create_webhook(&new.url, new.campaign_id, caller.name(), clock::now()).await?;
+pub async fn create(WithBody(Admin(caller, engine), new): WithBody<Admin, NewWebhook>) -> ApiResult {
+    let webhook = engine.webhooks.create(&new.url, new.campaign_id, caller.name(), clock::now()).await?;
     json(StatusCode::CREATED, &WebhookView::with_secret(webhook))
 }
 
 /// Lists the webhooks.
 #[utoipa::path(
-    get, path = "/admin/v1/webhooks", tag = "admin",
-    responses(
-        (status = 200, description = "All of them", body = Page<WebhookView>),
-        (status = "default", description = "A problem", body = ProblemFields),
-    ),
+    get, path = "/admin/v1/webhooks", tag = "admin", operation_id = "listWebhooks",
+    responses((status = 200, description = "All webhooks", body = Page<WebhookView>)),
+    security(("adminToken" = ["viewer"])),
 )]
-pub async fn list(State(state): State<AppState>, Viewer(caller): Viewer) -> ApiResult {
-    let webhooks = state.engine(&caller).webhooks().await?;
+pub async fn list(Viewer(_, engine): Viewer) -> ApiResult {
+    let webhooks = engine.webhooks.list().await?;
     let items: Vec<_> = webhooks.into_iter().map(WebhookView::from).collect();
     json(StatusCode::OK, &Page { items, next_cursor: None })
 }
 
 /// Shows a webhook.
 #[utoipa::path(
-    get, path = "/admin/v1/webhooks/{id}", tag = "admin", params(("id" = String, Path)),
-    responses(
-        (status = 200, description = "The webhook", body = WebhookView),
-        (status = "default", description = "404 webhook_not_found and other problems", body = ProblemFields),
-    ),
+    get, path = "/admin/v1/webhooks/{id}", tag = "admin", operation_id = "getWebhook",
+    params(("id" = String, Path, pattern = "^wh_[A-Za-z0-9_-]{22}$")),
+    responses((status = 200, description = "The webhook", body = WebhookView)),
+    security(("adminToken" = ["viewer"])),
+    extensions(("x-codes" = json!(["webhook_not_found"]))),
 )]
-pub async fn show(
-    State(state): State<AppState>,
-    Viewer(caller): Viewer,
-    PathWebhook(id): PathWebhook,
-) -> ApiResult {
-    json(StatusCode::OK, &WebhookView::from(state.engine(&caller).webhook(&id).await?))
+pub async fn show(Viewer(_, engine): Viewer, PathWebhook(id): PathWebhook) -> ApiResult {
+    json(StatusCode::OK, &WebhookView::from(engine.webhooks.get(&id).await?))
 }
 
-/// Removes a webhook, with what it did not take.
+/// Deletes a webhook and its undelivered events.
 #[utoipa::path(
-    delete, path = "/admin/v1/webhooks/{id}", tag = "admin", params(("id" = String, Path)),
-    responses(
-        (status = 200, description = "What it was", body = WebhookView),
-        (status = "default", description = "404 webhook_not_found and other problems", body = ProblemFields),
-    ),
+    delete, path = "/admin/v1/webhooks/{id}", tag = "admin", operation_id = "deleteWebhook",
+    params(("id" = String, Path, pattern = "^wh_[A-Za-z0-9_-]{22}$")),
+    responses((status = 200, description = "The deleted webhook", body = WebhookView)),
+    security(("adminToken" = ["admin"])),
+    extensions(("x-codes" = json!(["webhook_not_found"]))),
 )]
-pub async fn delete(
-    State(state): State<AppState>,
-    Admin(caller): Admin,
-    PathWebhook(id): PathWebhook,
-) -> ApiResult {
-    let webhook = state.engine(&caller).delete_webhook(&id, caller.name(), clock::now()).await?;
+pub async fn delete(Admin(caller, engine): Admin, PathWebhook(id): PathWebhook) -> ApiResult {
+    let webhook = engine.webhooks.delete(&id, caller.name(), clock::now()).await?;
     json(StatusCode::OK, &WebhookView::from(webhook))
 }
 
-/// Enables a webhook, which goes on where it stopped: parked events are tried again.
+/// Enables a webhook, which continues where it stopped: parked events are retried.
 #[utoipa::path(
-    post, path = "/admin/v1/webhooks/{id}/enable", tag = "admin", params(("id" = String, Path)),
-    responses(
-        (status = 200, description = "The webhook", body = WebhookView),
-        (status = "default", description = "404 webhook_not_found and other problems", body = ProblemFields),
-    ),
+    post, path = "/admin/v1/webhooks/{id}/enable", tag = "admin", operation_id = "enableWebhook",
+    params(("id" = String, Path, pattern = "^wh_[A-Za-z0-9_-]{22}$")),
+    responses((status = 200, description = "The webhook", body = WebhookView)),
+    security(("adminToken" = ["admin"])),
+    extensions(("x-codes" = json!(["webhook_not_found"]))),
 )]
-pub async fn enable(
-    State(state): State<AppState>,
-    Admin(caller): Admin,
-    PathWebhook(id): PathWebhook,
-) -> ApiResult {
-    let webhook = state.engine(&caller).enable_webhook(&id, caller.name(), clock::now()).await?;
+pub async fn enable(Admin(caller, engine): Admin, PathWebhook(id): PathWebhook) -> ApiResult {
+    let webhook = engine.webhooks.enable(&id, caller.name(), clock::now()).await?;
     json(StatusCode::OK, &WebhookView::from(webhook))
 }
 
-/// Gives a webhook another secret. The one of before signs beside it for a day.
+/// Replaces a webhook's secret. The previous one also signs for a day.
 #[utoipa::path(
-    post, path = "/admin/v1/webhooks/{id}/rotate-secret", tag = "admin", params(("id" = String, Path)),
+    post, path = "/admin/v1/webhooks/{id}/rotate-secret", tag = "admin", operation_id = "rotateWebhookSecret",
+    params(("id" = String, Path, pattern = "^wh_[A-Za-z0-9_-]{22}$")),
     responses(
-        (status = 200, description = "The webhook with its new secret, which is shown here alone", body = WebhookView),
-        (status = "default", description = "404 webhook_not_found and other problems", body = ProblemFields),
+        (status = 200, description = "The webhook with its new secret, which is shown only here", body = WebhookView),
     ),
+    security(("adminToken" = ["admin"])),
+    extensions(("x-codes" = json!(["webhook_not_found"]))),
 )]
-pub async fn rotate_secret(
-    State(state): State<AppState>,
-    Admin(caller): Admin,
-    PathWebhook(id): PathWebhook,
-) -> ApiResult {
-    let webhook = state.engine(&caller).rotate_webhook(&id, caller.name(), clock::now()).await?;
+pub async fn rotate_secret(Admin(caller, engine): Admin, PathWebhook(id): PathWebhook) -> ApiResult {
+    let webhook = engine.webhooks.rotate_secret(&id, caller.name(), clock::now()).await?;
     json(StatusCode::OK, &WebhookView::with_secret(webhook))
 }
 
-/// Sends a test event, once, and tells how that went.
+/// Sends one test event, and reports whether it was accepted.
 #[utoipa::path(
-    post, path = "/admin/v1/webhooks/{id}/test", tag = "admin", params(("id" = String, Path)),
+    post, path = "/admin/v1/webhooks/{id}/test", tag = "admin", operation_id = "testWebhook",
+    params(("id" = String, Path, pattern = "^wh_[A-Za-z0-9_-]{22}$")),
     responses(
-        (status = 200, description = "Whether the receiver has taken it, within 10 s", body = WebhookTested),
-        (status = "default", description = "404 webhook_not_found and other problems", body = ProblemFields),
+        (status = 200, description = "Whether the receiver accepted it within 10 s", body = WebhookTested),
     ),
+    security(("adminToken" = ["admin"])),
+    extensions(("x-codes" = json!(["webhook_not_found"]))),
 )]
-pub async fn test(
-    State(state): State<AppState>,
-    Admin(caller): Admin,
-    PathWebhook(id): PathWebhook,
-) -> ApiResult {
-    let error = match state.engine(&caller).test_webhook(&id, clock::now()).await? {
-        Sent::Delivered => None,
-        Sent::Failed(why, _) => Some(why),
-        Sent::Gone => Some("status 410".to_owned()),
+pub async fn test(Admin(_, engine): Admin, PathWebhook(id): PathWebhook) -> ApiResult {
+    let error = match engine.webhooks.test(&id, clock::now()).await? {
+        DeliveryOutcome::Delivered => None,
+        DeliveryOutcome::Failed(why, _) => Some(why),
+        DeliveryOutcome::Gone => Some("status 410".to_owned()),
     };
     json(StatusCode::OK, &WebhookTested { delivered: error.is_none(), error })
 }
 
-/// Lists the events that a webhook did not take yet, in their order.
+/// Lists the events that a webhook has not accepted yet, in order.
 #[utoipa::path(
-    get, path = "/admin/v1/webhooks/{id}/deliveries", tag = "admin",
-    params(("id" = String, Path), DeliveriesQuery),
-    responses(
-        (status = 200, description = "A page", body = Page<Delivery>),
-        (status = "default", description = "404 webhook_not_found and other problems", body = ProblemFields),
-    ),
+    get, path = "/admin/v1/webhooks/{id}/deliveries", tag = "admin", operation_id = "listDeliveries",
+    params(("id" = String, Path, pattern = "^wh_[A-Za-z0-9_-]{22}$"), DeliveriesQuery),
+    responses((status = 200, description = "A page", body = Page<Delivery>)),
+    security(("adminToken" = ["viewer"])),
+    extensions(("x-codes" = json!(["webhook_not_found"]))),
 )]
-pub async fn deliveries(
-    State(state): State<AppState>,
-    Viewer(caller): Viewer,
-    PathWebhook(id): PathWebhook,
-    uri: Uri,
-) -> ApiResult {
+pub async fn deliveries(Viewer(_, engine): Viewer, PathWebhook(id): PathWebhook, uri: Uri) -> ApiResult {
     let query: DeliveriesQuery = parse_query(&uri)?;
     let limit = page_size(query.limit)?;
-    let after = query.cursor.as_deref().unwrap_or("0").parse::<i64>();
-    let after = after.map_err(|_| Problem::invalid("cursor", "must be a next_cursor"))?;
-    let events = state.engine(&caller).webhook_deliveries(&id, after, limit).await?;
+    let after = query.cursor.as_deref().unwrap_or("0").parse().ok().filter(|after: &i64| *after >= 0);
+    let after =
+        after.ok_or_else(|| Problem::invalid("cursor", "must be the next_cursor of a page of this list"))?;
+    let events = engine.webhooks.deliveries(&id, after, limit).await?;
     let is_full = events.len() == limit as usize;
     let next_cursor = events.last().filter(|_| is_full).map(|event| event.number.to_string());
     let items: Vec<_> = events.into_iter().map(Delivery::from).collect();

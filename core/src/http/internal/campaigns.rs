@@ -1,27 +1,19 @@
 //! Campaigns, for the edge and for back ends.
 
-use axum::extract::State;
 use axum::http::StatusCode;
 use claimgate_shared::CampaignView;
-use claimgate_shared::problem::ProblemFields;
 
 use crate::http::error::ApiResult;
 use crate::http::extract::{ApiCaller, PathCampaign, json};
-use crate::http::state::AppState;
 
 /// Shows a campaign.
 #[utoipa::path(
-    get, path = "/internal/v1/campaigns/{id}", tag = "internal",
+    get, path = "/internal/v1/campaigns/{id}", tag = "internal", operation_id = "getCampaignView",
     params(("id" = claimgate_shared::CampaignId, Path)),
-    responses(
-        (status = 200, description = "The campaign", body = CampaignView),
-        (status = "default", description = "404 and other problems", body = ProblemFields),
-    ),
+    responses((status = 200, description = "The campaign", body = CampaignView)),
+    security(("apiToken" = []), ("adminToken" = ["viewer"]), ("edgeSignature" = [])),
+    extensions(("x-codes" = json!(["campaign_not_found", "campaign_not_ready"]))),
 )]
-pub async fn show(
-    State(state): State<AppState>,
-    ApiCaller(caller): ApiCaller,
-    PathCampaign(id): PathCampaign,
-) -> ApiResult {
-    json(StatusCode::OK, &state.engine(&caller).view(&id).await?)
+pub async fn show(ApiCaller(_, engine): ApiCaller, PathCampaign(id): PathCampaign) -> ApiResult {
+    json(StatusCode::OK, &engine.campaigns.view(&id).await?)
 }

@@ -5,11 +5,12 @@ use std::collections::HashMap;
 use axum::extract::State;
 use axum::http::StatusCode;
 use claimgate_shared::claim_request::ClaimBatch;
-use claimgate_shared::problem::ProblemFields;
-use claimgate_shared::{Attempt, ClaimId, ClaimReply, ClaimRequest, Problem};
+use claimgate_shared::{Attempt, ClaimId, ClaimReply, ClaimRequest, Problem, ShownPass};
 use futures_util::future::join_all;
 use serde::Serialize;
-use utoipa::ToSchema;
+use utoipa::openapi::schema::{AnyOf, AnyOfBuilder, Schema};
+use utoipa::openapi::{Ref, RefOr};
+use utoipa::{PartialSchema, ToSchema};
 
 use super::claims::decide;
 use crate::credentials::Caller;
@@ -17,41 +18,52 @@ use crate::http::error::{ApiError, ApiResult};
 use crate::http::extract::{BatchCall, json};
 use crate::http::state::AppState;
 
-/// What became of a batch.
+/// The outcomes of a batch.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ClaimBatchReply {
-    /// One result a claim, in their order.
+    /// One result for each claim, in the order of the request.
     results: Vec<ClaimResult>,
 }
 
-/// What became of one claim: as if it had been sent alone.
+/// The outcome of one claim, as if the claim had been sent separately.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ClaimResult {
     /// The HTTP status.
+    #[schema(minimum = 200, maximum = 599)]
     status: u16,
     /// The body.
     body: ClaimResultBody,
 }
 
 /// The body of one claim's answer.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum ClaimResultBody {
-    /// The claim stands.
+    /// The claim was made, now or earlier.
     Reply(ClaimReply),
-    /// It does not, or that is unknown.
+    /// The claim was denied or failed, or its outcome is unknown.
     Problem(Problem),
 }
 
-/// Decides up to 256 claims, each for itself: one that is refused or malformed takes nothing from the others. Claims of the
-/// same key are decided in their order.
+// Written by hand: for `oneOf`, OpenAPI Generator generates Go code that needs an additional module.
+impl PartialSchema for ClaimResultBody {
+    fn schema() -> RefOr<Schema> {
+        let schemas = ["ClaimReply", "Problem"].map(Ref::from_schema_name);
+        Schema::AnyOf(schemas.into_iter().fold(AnyOf::builder(), AnyOfBuilder::item).build()).into()
+    }
+}
+
+impl ToSchema for ClaimResultBody {}
+
+/// Decides up to 256 claims independently: a denied or malformed claim does not affect other claims. Claims
+/// with the same key are decided in order.
 #[utoipa::path(
-    post, path = "/internal/v1/claims/batch", tag = "internal",
+    post, path = "/internal/v1/claims/batch", tag = "internal", operation_id = "createClaims",
     request_body = ClaimBatch,
     responses(
-        (status = 200, description = "Each claim's own outcome, in their order", body = ClaimBatchReply),
-        (status = "default", description = "A problem of the whole request: nothing was tried", body = ProblemFields),
+        (status = 200, description = "The outcome of each claim, in the order of the request", body = ClaimBatchReply),
     ),
+    security(("apiToken" = []), ("adminToken" = ["admin"])),
 )]
 pub async fn claim(State(state): State<AppState>, call: BatchCall) -> ApiResult {
     let BatchCall { caller, request_id, claims } = call;
@@ -70,7 +82,7 @@ pub async fn claim(State(state): State<AppState>, call: BatchCall) -> ApiResult 
     json(StatusCode::OK, &ClaimBatchReply { results })
 }
 
-/// Decides the claims of one key, one after another.
+/// Decides the claims with one key, one after another.
 async fn in_order(
     state: &AppState,
     caller: &Caller,
@@ -79,7 +91,7 @@ async fn in_order(
 ) -> Vec<(usize, ClaimResult)> {
     let mut results = Vec::with_capacity(same.len());
     for (at, request) in same {
-        let decided = decide(state, caller, request, Attempt::Unknown).await;
+        let decided = decide(state, caller, request, Attempt::Unknown, Some(ShownPass::UNLIMITED)).await;
         results.push((at, ClaimResult::of(decided, request_id)));
     }
     results
@@ -90,7 +102,7 @@ impl ClaimResult {
         match decided {
             Ok((status, reply)) => Self { status: status.as_u16(), body: ClaimResultBody::Reply(reply) },
             Err(error) => {
-                let problem = error.told(request_id);
+                let problem = error.into_problem(request_id);
                 Self { status: problem.code.status(), body: ClaimResultBody::Problem(problem) }
             }
         }

@@ -6,8 +6,7 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode};
 use claimgate_shared::claim_request::{ClaimFields, ClaimLookup};
-use claimgate_shared::problem::ProblemFields;
-use claimgate_shared::{Attempt, ClaimId, ClaimReply, ClaimRequest, Outcome, http};
+use claimgate_shared::{Attempt, Claim, ClaimId, ClaimReply, ClaimRequest, Outcome, ShownPass, http};
 
 use crate::clock;
 use crate::credentials::Caller;
@@ -15,35 +14,38 @@ use crate::http::error::{ApiError, ApiResult, no_such_claim, unknown_outcome};
 use crate::http::extract::{ApiCaller, BackEnd, ClaimCall, PathClaim, REPLAYED, json};
 use crate::http::state::AppState;
 
-/// The longest a caller waits for a decision; the edge gives core 2 s in all.
+/// Time limit of a decision; the edge waits 2 s for core in total.
 const DECISION_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// Decides a claim.
 #[utoipa::path(
-    post, path = "/internal/v1/claims", tag = "internal",
+    post, path = "/internal/v1/claims", tag = "internal", operation_id = "createClaim",
     params(
         ("Claimgate-Attempt" = Option<String>, Header,
-            description = "`1` on a claim's very first try: core may then answer sold_out from memory"),
+            description = "`1` only on a claim's first try: core may then return `sold_out` from its cache"),
     ),
     request_body = ClaimFields,
     responses(
         (status = 201, description = "Granted, or held", body = ClaimReply),
-        (status = 200, description = "The same key asked again: the same claim as it stands", body = ClaimReply),
-        (status = "default", description = "A denial or another problem", body = ProblemFields),
+        (status = 200, description = "A retry with the same key: the same claim in its current state", body = ClaimReply,
+            headers(("Idempotent-Replayed" = String, description = "`true`"))),
     ),
+    security(("apiToken" = []), ("adminToken" = ["admin"]), ("edgeSignature" = [])),
+    extensions(("x-codes" = json!([
+        "campaign_not_found", "not_started", "paused", "ended", "pass_required", "sold_out", "user_limit_reached",
+        "user_daily_limit_reached", "quantity_out_of_range", "idempotency_key_reused",
+        "campaign_not_ready", "user_ids_differ",
+    ]))),
 )]
 pub async fn claim(State(state): State<AppState>, call: ClaimCall) -> ApiResult {
     answer(&state, call).await
 }
 
-/// The path of [`claim`].
-pub const CLAIM_PATH: &str = "/internal/v1/claims";
-
-/// Decides a claim; the answer's body may be of any kind.
+/// Decides a claim, for any type of response body.
 pub async fn answer<B: From<Vec<u8>>>(state: &AppState, call: ClaimCall) -> ApiResult<B> {
-    let ClaimCall { caller, attempt, request } = call;
+    let ClaimCall { caller, attempt, pass, request } = call;
     caller.may_act_for(&request.user_id)?;
-    let (status, reply) = decide(state, &caller, &request, attempt).await?;
+    let (status, reply) = decide(state, &caller, &request, attempt, pass).await?;
     let mut response = json(status, &reply)?;
     if status == StatusCode::OK {
         response.headers_mut().insert(REPLAYED, HeaderValue::from_static(http::REPLAYED));
@@ -51,14 +53,30 @@ pub async fn answer<B: From<Vec<u8>>>(state: &AppState, call: ClaimCall) -> ApiR
     Ok(response)
 }
 
-/// Decides a claim in time: 201 for one that is new, 200 for one that stands already.
+/// Decides a claim: 201 for a new one, 200 for a replay. Counts a refused one.
 pub(super) async fn decide(
     state: &AppState,
     caller: &Caller,
     request: &ClaimRequest,
     attempt: Attempt,
+    pass: Option<ShownPass>,
 ) -> Result<(StatusCode, ClaimReply), ApiError> {
-    let decided = pin!(state.engine(caller).claim(request, attempt));
+    let decided = decide_in_time(state, caller, request, attempt, pass).await;
+    decided.inspect_err(|error| {
+        let (code, _) = error.code_and_reason();
+        state.engine(caller).refusals.count(&request.campaign_id, code);
+    })
+}
+
+/// Decides a claim within [`DECISION_TIMEOUT`].
+async fn decide_in_time(
+    state: &AppState,
+    caller: &Caller,
+    request: &ClaimRequest,
+    attempt: Attempt,
+    pass: Option<ShownPass>,
+) -> Result<(StatusCode, ClaimReply), ApiError> {
+    let decided = pin!(state.engine(caller).claims.claim(request, attempt, pass, caller.user_ids()));
     let decision = state.deadlines().within(DECISION_TIMEOUT, decided).await.ok_or_else(late)??;
     let (remaining, version) = (decision.remaining, decision.version);
     let reply = |claim| ClaimReply { claim, remaining, version };
@@ -73,58 +91,56 @@ fn late() -> ApiError {
     ApiError::because("timeout", unknown_outcome())
 }
 
-/// Looks a claim up.
+/// Reads a claim.
 #[utoipa::path(
-    get, path = "/internal/v1/claims/{claim_id}", tag = "internal",
+    get, path = "/internal/v1/claims/{claim_id}", tag = "internal", operation_id = "getClaim",
     params(("claim_id" = ClaimId, Path)),
     responses(
-        (status = 200, description = "The claim as it stands, and whether SQL holds it so", body = ClaimLookup),
-        (status = "default", description = "404 and other problems", body = ProblemFields),
+        (status = 200, description = "The claim in its current state, and whether SQL has stored that state", body = ClaimLookup),
     ),
+    security(("apiToken" = []), ("adminToken" = ["viewer"]), ("edgeSignature" = [])),
+    extensions(("x-codes" = json!(["claim_not_found", "campaign_not_ready", "user_ids_differ"]))),
 )]
-pub async fn look_up(
-    State(state): State<AppState>,
-    ApiCaller(caller): ApiCaller,
-    PathClaim(id): PathClaim,
-) -> ApiResult {
-    // Missing or not yours: the same answer.
+pub async fn look_up(ApiCaller(caller, engine): ApiCaller, PathClaim(id): PathClaim) -> ApiResult {
+    // A missing claim and another user's claim get the same response.
     caller.may_act_for(&id.user).map_err(|_| no_such_claim())?;
-    let claim = state.engine(&caller).look_up(id).await?;
+    engine.user_ids.check_read(caller.user_ids())?;
+    let mut claim = engine.claims.look_up(id).await?;
+    show_codes_to(&caller, [&mut claim]);
     json(StatusCode::OK, &ClaimLookup { claim })
+}
+
+/// Empties the codes of `claims`, unless the caller may read codes.
+pub(super) fn show_codes_to<'a>(caller: &Caller, claims: impl IntoIterator<Item = &'a mut Claim>) {
+    if !caller.may_read_codes() {
+        claims.into_iter().filter_map(|claim| claim.codes.as_mut()).for_each(Vec::clear);
+    }
 }
 
 /// Confirms a held claim.
 #[utoipa::path(
-    post, path = "/internal/v1/claims/{claim_id}/confirm", tag = "internal",
+    post, path = "/internal/v1/claims/{claim_id}/confirm", tag = "internal", operation_id = "confirmClaim",
     params(("claim_id" = ClaimId, Path)),
-    responses(
-        (status = 200, description = "Granted", body = ClaimLookup),
-        (status = "default", description = "409 claim_expired, claim_returned and other problems", body = ProblemFields),
-    ),
+    responses((status = 200, description = "Granted", body = ClaimLookup)),
+    security(("apiToken" = []), ("adminToken" = ["operator"])),
+    extensions(("x-codes" = json!([
+        "claim_not_found", "claim_expired", "claim_returned", "claim_revoked", "campaign_not_ready",
+    ]))),
 )]
-pub async fn confirm(
-    State(state): State<AppState>,
-    BackEnd(caller): BackEnd,
-    PathClaim(id): PathClaim,
-) -> ApiResult {
-    let claim = state.engine(&caller).confirm(id, caller.name(), clock::now()).await?;
+pub async fn confirm(BackEnd(caller, engine): BackEnd, PathClaim(id): PathClaim) -> ApiResult {
+    let claim = engine.claims.confirm(id, caller.name(), clock::now()).await?;
     json(StatusCode::OK, &ClaimLookup { claim })
 }
 
-/// Gives a claim's units back.
+/// Returns a claim's units.
 #[utoipa::path(
-    post, path = "/internal/v1/claims/{claim_id}/return", tag = "internal",
+    post, path = "/internal/v1/claims/{claim_id}/return", tag = "internal", operation_id = "returnClaim",
     params(("claim_id" = ClaimId, Path)),
-    responses(
-        (status = 200, description = "Returned; an expired claim stays as it is", body = ClaimLookup),
-        (status = "default", description = "404 and other problems", body = ProblemFields),
-    ),
+    responses((status = 200, description = "Returned; an expired claim is unchanged", body = ClaimLookup)),
+    security(("apiToken" = []), ("adminToken" = ["operator"])),
+    extensions(("x-codes" = json!(["claim_not_found", "claim_revoked", "campaign_not_ready"]))),
 )]
-pub async fn return_units(
-    State(state): State<AppState>,
-    BackEnd(caller): BackEnd,
-    PathClaim(id): PathClaim,
-) -> ApiResult {
-    let claim = state.engine(&caller).return_units(id, caller.name(), clock::now()).await?;
+pub async fn return_units(BackEnd(caller, engine): BackEnd, PathClaim(id): PathClaim) -> ApiResult {
+    let claim = engine.claims.return_units(id, caller.name(), clock::now()).await?;
     json(StatusCode::OK, &ClaimLookup { claim })
 }

@@ -1,9 +1,11 @@
-//! Rounds of a barrier that callers share, and what is asked of replicas. How a round goes is in `replicas`.
+//! Barrier rounds that callers share, and the replicas that must confirm each round. `replicas` runs one
+//! round.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
+use parking_lot::RwLock;
 use redis::aio::MultiplexedConnection;
 use tokio::sync::{Mutex, Notify, watch};
 use tokio::time::Instant;
@@ -11,142 +13,143 @@ use tokio::time::Instant;
 use crate::domain::counters::Generation;
 use crate::domain::replica_set::{NotInSet, ReplicaSet, Replication, ServerName};
 
-/// A caller that was refused asks again within this time: the longest back-off of core's own work, twice.
+/// Maximum time until a caller whose wait failed retries: twice the longest backoff in core.
 const RETRY_MAX: Duration = Duration::from_secs(10);
 
-/// Why what a server said may not be acknowledged.
+/// The reason why a server's reply may not be acknowledged.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum NotReplicated {
-    /// The server is not to be believed.
+    /// The server is not a primary that core may trust.
     #[error(transparent)]
     NotInSet(#[from] NotInSet),
-    /// A replica that must have it did not confirm it in time.
-    #[error("the replica {0} did not confirm it in time")]
+    /// A required replica did not confirm the write in time.
+    #[error("the replica {0} did not confirm the write in time")]
     Behind(ServerName),
-    /// Another core has changed the set of replicas.
-    #[error("other replicas have to confirm it by now")]
-    OldSet,
-    /// The slot of the barrier's own key has moved to another node: the set needs another key.
+    /// Another core has changed the replica set.
+    #[error("the replica set has changed")]
+    OutdatedSet,
+    /// The slot of the barrier's key has moved to another node: the set needs a new key.
     #[error("the barrier's slot has moved")]
-    Moved,
-    /// The connection on which it was said is not in use any more: the server may have lost it since.
-    #[error("the server was replaced or has restarted meanwhile")]
+    SlotMoved,
+    /// The reply's connection is no longer current: the server may have lost the write since.
+    #[error("the server was replaced or restarted in the meantime")]
     ServerReplaced,
-    /// The server gave no answer that counts.
+    /// The server did not reply, or replied with an error.
     #[error("the barrier failed: {0}")]
     Failed(Arc<str>),
 }
 
 impl NotReplicated {
-    /// Whether it may be otherwise once the sets were looked at again.
-    pub(super) fn may_pass_soon(&self) -> bool {
+    /// Returns whether a retry may succeed once the replica sets are refreshed.
+    pub(super) fn is_retryable(&self) -> bool {
         match self {
-            Self::Behind(_) | Self::OldSet | Self::Moved => true,
+            Self::Behind(_) | Self::OutdatedSet | Self::SlotMoved => true,
             Self::NotInSet(why) => matches!(why, NotInSet::NotAdopted | NotInSet::Unknown),
             Self::ServerReplaced | Self::Failed(_) => false,
         }
     }
 }
 
-/// What is asked of replicas, as last read from SQL; shared by all threads.
+/// The replicas required to confirm writes, as last read from SQL; shared by all threads.
 #[derive(Debug, Default)]
-pub struct Required {
-    now: RwLock<Arc<Replication>>,
-    /// The same as in `now`: without replicas to wait for, nothing else is looked at.
+pub struct RequiredReplicas {
+    current: RwLock<Arc<Replication>>,
+    /// Copy of the value in `current`, so that installations without required replicas read only this.
     replicas_min: AtomicU32,
-    outdated: Notify,
-    /// Held while it is read and replaced: what was read earlier must not replace what was read later.
-    reading: Mutex<()>,
+    refresh_requested: Notify,
+    /// Held during a read and its update, so that an older read never overwrites a newer one.
+    refreshing: Mutex<()>,
 }
 
-impl Required {
-    /// What is asked of replicas.
-    pub fn now(&self) -> Arc<Replication> {
-        Arc::clone(&self.now.read().unwrap_or_else(PoisonError::into_inner))
+impl RequiredReplicas {
+    /// Returns the current replication settings and replica sets.
+    pub fn current(&self) -> Arc<Replication> {
+        Arc::clone(&self.current.read())
     }
 
-    /// Replaces it by what `read` gives, if anything; returns that.
+    /// Stores the result of `read`, if there is one, and returns it.
     ///
     /// # Errors
-    /// Those of `read`: it stays as it was.
-    pub async fn renew<E>(
+    /// The errors of `read`; the stored value is then unchanged.
+    pub async fn refresh_with<E>(
         &self,
         read: impl Future<Output = Result<Option<Replication>, E>>,
     ) -> Result<Option<Replication>, E> {
-        let _reading = self.reading.lock().await;
-        let now = read.await?;
-        if let Some(now) = &now {
-            self.set(now.clone());
+        let _refreshing = self.refreshing.lock().await;
+        let replication = read.await?;
+        if let Some(replication) = &replication {
+            self.set(replication.clone());
         }
-        Ok(now)
+        Ok(replication)
     }
 
-    fn set(&self, now: Replication) {
-        self.replicas_min.store(now.replicas_min, Ordering::Release);
-        *self.now.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(now);
+    fn set(&self, replication: Replication) {
+        self.replicas_min.store(replication.replicas_min, Ordering::Release);
+        *self.current.write() = Arc::new(replication);
     }
 
-    /// Whether any replica is waited for.
+    /// Returns whether writes have to be confirmed by any replica.
     pub fn any(&self) -> bool {
         self.replicas_min.load(Ordering::Acquire) > 0
     }
 
-    /// Has the sets looked at again.
-    pub(super) fn is_outdated(&self) {
-        self.outdated.notify_one();
+    /// Requests a refresh of the replica sets.
+    pub(super) fn request_refresh(&self) {
+        self.refresh_requested.notify_one();
     }
 
-    /// Waits until a server has refused it as outdated, or a primary has no set.
-    pub async fn outdated(&self) {
-        self.outdated.notified().await;
+    /// Waits until a barrier has failed in a way that a refresh of the replica sets may fix.
+    pub async fn refresh_requested(&self) {
+        self.refresh_requested.notified().await;
     }
 }
 
-/// The rounds of one server. A caller that finds no round under way leads one; the others wait for its outcome, and are let go
-/// at once: one after another, as by a fair lock, they would keep the next round waiting.
+/// The barrier rounds of one server. A caller that finds no round in progress leads a new round; other
+/// callers wait for the outcome of that round. All waiting callers are released at once: a fair lock would
+/// release them one by one, and delay the next round.
 #[derive(Debug)]
 pub(super) struct Barrier {
-    /// How many rounds have begun.
-    begun: AtomicU64,
-    /// Of the rounds alone, since `WAIT` blocks it; locked while there is a round.
+    /// Number of rounds started.
+    started: AtomicU64,
+    /// Connection used only for rounds, since `WAIT` blocks it; locked during a round.
     connection: Mutex<RoundConnection>,
-    /// The last round that has ended. Told too when a leader is gone without an outcome.
+    /// The last completed round. Also notified when a leader is dropped without an outcome.
     last: watch::Sender<Option<Round>>,
-    /// Who waits, of all rounds.
-    waits: std::sync::Mutex<Waits>,
+    /// The callers waiting for any round.
+    waiters: parking_lot::Mutex<Waiters>,
 }
 
-/// Those who wait for a barrier.
+/// The callers waiting for a barrier.
 #[derive(Debug, Default)]
-struct Waits {
+struct Waiters {
     callers: usize,
-    /// When a caller was last let go, or the first of those who wait came.
+    /// When a caller was last released, or when the first of the callers waiting arrived.
     since: Option<Instant>,
-    /// When a caller was last refused: its retry is waited for.
-    refused: Option<Instant>,
+    /// When a wait last failed: a retry is expected.
+    failed: Option<Instant>,
 }
 
-impl Waits {
+impl Waiters {
     fn is_any(&self, now: Instant) -> bool {
-        self.callers > 0 || self.refused.is_some_and(|at| now.duration_since(at) < RETRY_MAX)
+        self.callers > 0 || self.failed.is_some_and(|at| now.duration_since(at) < RETRY_MAX)
     }
 
     fn age(&self, now: Instant) -> Duration {
         self.since.filter(|_| self.is_any(now)).map_or(Duration::ZERO, |since| now.duration_since(since))
     }
 
-    fn begin(&mut self, now: Instant) {
+    fn enter(&mut self, now: Instant) {
         if !self.is_any(now) {
             self.since = Some(now);
         }
         self.callers += 1;
     }
 
-    fn judge(&mut self, is_let_go: bool, now: Instant) {
-        if is_let_go {
-            (self.since, self.refused) = (Some(now), None);
+    fn record(&mut self, is_released: bool, now: Instant) {
+        if is_released {
+            (self.since, self.failed) = (Some(now), None);
         } else {
-            self.refused = Some(now);
+            self.failed = Some(now);
         }
     }
 
@@ -155,27 +158,27 @@ impl Waits {
     }
 }
 
-/// A caller that waits for a barrier, until it is dropped.
+/// Counts a caller as waiting for the barrier until dropped.
 #[derive(Debug)]
-pub(super) struct Waiting<'a>(&'a Barrier);
+pub(super) struct WaiterGuard<'a>(&'a Barrier);
 
-impl Waiting<'_> {
-    /// Records whether the caller is let go.
-    pub(super) fn ends(self, is_let_go: bool) {
-        self.0.waits().judge(is_let_go, Instant::now());
+impl WaiterGuard<'_> {
+    /// Records whether the caller is released or its wait failed.
+    pub(super) fn finish(self, is_released: bool) {
+        self.0.waiters.lock().record(is_released, Instant::now());
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for WaiterGuard<'_> {
     fn drop(&mut self) {
-        self.0.waits().leave();
+        self.0.waiters.lock().leave();
     }
 }
 
-/// The connection of the rounds, and its generation.
+/// The connection for rounds and its generation.
 pub(super) type RoundConnection = Option<(Generation, MultiplexedConnection)>;
 
-/// A round that has ended.
+/// A completed round.
 #[derive(Debug)]
 struct Round {
     number: u64,
@@ -187,55 +190,52 @@ impl Default for Barrier {
     fn default() -> Self {
         let last = watch::Sender::new(None);
         Self {
-            begun: AtomicU64::new(0),
+            started: AtomicU64::new(0),
             connection: Mutex::default(),
             last,
-            waits: std::sync::Mutex::default(),
+            waiters: parking_lot::Mutex::default(),
         }
     }
 }
 
 impl Barrier {
-    /// The number of the last round that has begun.
-    pub(super) fn begun(&self) -> u64 {
-        self.begun.load(Ordering::Acquire)
+    /// Returns the number of the last round started.
+    pub(super) fn started(&self) -> u64 {
+        self.started.load(Ordering::Acquire)
     }
 
-    /// Whether the last round was of `generation`, and has passed.
-    pub(super) fn passes(&self, generation: Generation) -> bool {
+    /// Returns whether the last completed round was of `generation` and succeeded.
+    pub(super) fn passed(&self, generation: Generation) -> bool {
         let last = self.last.borrow();
         last.as_ref().is_some_and(|last| last.generation == generation && last.outcome.is_ok())
     }
 
-    /// Records that a caller waits.
-    pub(super) fn wait(&self) -> Waiting<'_> {
-        self.waits().begin(Instant::now());
-        Waiting(self)
+    /// Counts a caller as waiting.
+    pub(super) fn enter(&self) -> WaiterGuard<'_> {
+        self.waiters.lock().enter(Instant::now());
+        WaiterGuard(self)
     }
 
-    /// How long no caller has been let go though some wait; one that was refused counts until it has asked again, for
-    /// [`RETRY_MAX`] at most. Zero while none waits.
+    /// Returns the time since a caller was last released, zero while no caller waits. A caller whose wait
+    /// failed counts as waiting until it retries, at most for [`RETRY_MAX`].
     pub(super) fn age(&self) -> Duration {
-        self.waits().age(Instant::now())
+        self.waiters.lock().age(Instant::now())
     }
 
-    fn waits(&self) -> MutexGuard<'_, Waits> {
-        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The outcome of a round on a connection of `generation` that began after the round `after`, which is replaced by its
-    /// number; without one, of a new `round`, which waits for the set of the primary `name`.
+    /// Returns the outcome of a round of `generation` that started after the round `after`. If there is none,
+    /// leads a new `round` with the replica set of the primary `name`. Sets `after` to the number of the
+    /// returned round.
     pub(super) async fn join_round(
         &self,
         (name, generation): (&str, Generation),
-        required: &Required,
+        required: &RequiredReplicas,
         after: &mut u64,
         round: impl AsyncFnOnce(&mut RoundConnection, &ReplicaSet) -> Result<(), NotReplicated>,
     ) -> Result<(), NotReplicated> {
         let mut ended = self.last.subscribe();
-        // Dropped in the opposite order: another round can be led before those who wait are told to look.
+        // Dropped in reverse order: the connection is free again before the waiters are notified.
         let (mut ending, mut connection) = loop {
-            // Older sets than the one in force pass no round, so whichever it waited for was right.
+            // A round with an outdated set never succeeds, so a successful round waited for the right set.
             if let Some(last) = &*ended.borrow_and_update()
                 && last.number > *after
                 && last.generation == generation
@@ -244,13 +244,13 @@ impl Barrier {
                 return last.outcome.clone();
             }
             match self.connection.try_lock() {
-                Ok(connection) => break (Ending { round: None, last: &self.last }, connection),
+                Ok(connection) => break (EndOnDrop { round: None, last: &self.last }, connection),
                 Err(_) => drop(ended.changed().await),
             }
         };
-        let replication = required.now();
+        let replication = required.current();
         let set = replication.set_of(name)?;
-        let number = self.begun.fetch_add(1, Ordering::AcqRel) + 1;
+        let number = self.started.fetch_add(1, Ordering::AcqRel) + 1;
         *after = number;
         let outcome = round(&mut connection, set).await;
         ending.round = Some(Round { number, generation, outcome: outcome.clone() });
@@ -258,13 +258,13 @@ impl Barrier {
     }
 }
 
-/// Tells those who wait that a round is over when it is dropped, whether or not the round came to an outcome.
-struct Ending<'a> {
+/// Publishes the end of a round when dropped, with or without an outcome.
+struct EndOnDrop<'a> {
     round: Option<Round>,
     last: &'a watch::Sender<Option<Round>>,
 }
 
-impl Drop for Ending<'_> {
+impl Drop for EndOnDrop<'_> {
     fn drop(&mut self) {
         self.last.send_modify(|last| {
             let newer = |round: &Round| last.as_ref().is_none_or(|last| last.number < round.number);
@@ -285,7 +285,7 @@ mod tests {
 
     use super::*;
 
-    fn one_primary() -> Required {
+    fn one_primary() -> RequiredReplicas {
         let set = ReplicaSet {
             id: 1,
             primary: "p:1".to_owned(),
@@ -294,86 +294,87 @@ mod tests {
             tag: "7".to_owned(),
             version: 1,
         };
-        let required = Required::default();
+        let required = RequiredReplicas::default();
         required.set(Replication { replicas_min: 0, sets: vec![set] });
         required
     }
 
-    /// A caller that joins a round after `after`; the round that it leads, if it does, ends with `end`.
+    /// Joins a round that started after the round `after`, or leads a round that ends when `end` fires.
     async fn join(
         barrier: &Barrier,
-        required: &Required,
+        required: &RequiredReplicas,
         after: u64,
         end: Option<oneshot::Receiver<()>>,
     ) -> u64 {
         let mut after = after;
         let round = async |_: &mut RoundConnection, _: &ReplicaSet| {
-            let _ = end.expect("a caller that leads no round").await;
+            let _ = end.expect("this caller must not lead a round").await;
             Ok(())
         };
-        let asked = ("p:1", Generation::new(1));
-        barrier.join_round(asked, required, &mut after, round).await.unwrap();
+        let server = ("p:1", Generation::new(1));
+        barrier.join_round(server, required, &mut after, round).await.unwrap();
         after
     }
 
     #[tokio::test]
-    async fn who_comes_while_a_round_is_under_way_has_the_next_one_and_all_have_the_same() {
+    async fn callers_share_the_first_round_after_their_reply() {
         let (barrier, required) = (Barrier::default(), one_primary());
         let ((end_first, first), (end_second, second)) = (oneshot::channel(), oneshot::channel());
         let mut leader = pin!(join(&barrier, &required, 0, Some(first)));
         assert!(leader.as_mut().now_or_never().is_none());
-        // Its answer was there before the round began: that round will do. The other's was not.
+        // The reply of `early` came before the round started, so that round covers it; the reply of `late`
+        // came afterwards.
         let mut early = pin!(join(&barrier, &required, 0, None));
-        let mut late = pin!(join(&barrier, &required, barrier.begun(), Some(second)));
+        let mut late = pin!(join(&barrier, &required, barrier.started(), Some(second)));
         assert!(early.as_mut().now_or_never().is_none() && late.as_mut().now_or_never().is_none());
         end_first.send(()).unwrap();
         assert_eq!((leader.await, early.await), (1, 1));
-        assert!(late.as_mut().now_or_never().is_none(), "a round that began too early was enough");
+        assert!(late.as_mut().now_or_never().is_none(), "released by a round that started too early");
         end_second.send(()).unwrap();
         assert_eq!(late.await, 2);
     }
 
     #[test]
-    fn its_age_rises_while_a_caller_waits_or_was_refused_just_now() {
-        let (mut waits, began) = (Waits::default(), Instant::now());
-        let at = |seconds| began + Duration::from_secs(seconds);
-        let age = |waits: &Waits, seconds| waits.age(at(seconds)).as_secs();
-        assert_eq!(age(&waits, 5), 0);
-        waits.begin(at(5));
-        waits.begin(at(6));
-        assert_eq!(age(&waits, 7), 2, "since the first came");
-        waits.judge(false, at(7));
-        waits.leave();
-        assert_eq!(age(&waits, 8), 3, "none was let go");
-        waits.judge(false, at(8));
-        waits.leave();
-        // The retry comes while no other caller waits.
-        waits.begin(at(9));
-        assert_eq!(age(&waits, 10), 5);
-        waits.judge(true, at(10));
-        waits.leave();
-        assert_eq!(age(&waits, 11), 0);
-        waits.begin(at(20));
-        waits.judge(false, at(21));
-        waits.leave();
-        assert_eq!((age(&waits, 30), age(&waits, 31)), (10, 0), "it did not ask again");
-        // One that left without an outcome was not refused.
-        waits.begin(at(40));
-        waits.leave();
-        assert_eq!(age(&waits, 41), 0);
+    fn age_rises_while_a_caller_waits_or_may_retry() {
+        let (mut waiters, start) = (Waiters::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let age = |waiters: &Waiters, seconds| waiters.age(at(seconds)).as_secs();
+        assert_eq!(age(&waiters, 5), 0);
+        waiters.enter(at(5));
+        waiters.enter(at(6));
+        assert_eq!(age(&waiters, 7), 2, "since the first caller arrived");
+        waiters.record(false, at(7));
+        waiters.leave();
+        assert_eq!(age(&waiters, 8), 3, "no caller was released");
+        waiters.record(false, at(8));
+        waiters.leave();
+        // The retry arrives while no other caller waits.
+        waiters.enter(at(9));
+        assert_eq!(age(&waiters, 10), 5);
+        waiters.record(true, at(10));
+        waiters.leave();
+        assert_eq!(age(&waiters, 11), 0);
+        waiters.enter(at(20));
+        waiters.record(false, at(21));
+        waiters.leave();
+        assert_eq!((age(&waiters, 30), age(&waiters, 31)), (10, 0), "no retry arrived");
+        // A caller that leaves without an outcome does not count as failed.
+        waiters.enter(at(40));
+        waiters.leave();
+        assert_eq!(age(&waiters, 41), 0);
     }
 
     #[tokio::test]
-    async fn a_round_whose_leader_is_gone_is_followed_by_another() {
+    async fn a_dropped_leader_is_followed_by_another_round() {
         let (barrier, required) = (Barrier::default(), one_primary());
         let ((_end_first, first), (end_second, second)) = (oneshot::channel(), oneshot::channel());
         let mut leader = Box::pin(join(&barrier, &required, 0, Some(first)));
         assert!(leader.as_mut().now_or_never().is_none());
-        let mut waits = pin!(join(&barrier, &required, barrier.begun(), Some(second)));
-        assert!(waits.as_mut().now_or_never().is_none());
+        let mut waiter = pin!(join(&barrier, &required, barrier.started(), Some(second)));
+        assert!(waiter.as_mut().now_or_never().is_none());
         drop(leader);
         end_second.send(()).unwrap();
-        let waited = tokio::time::timeout(std::time::Duration::from_secs(5), waits).await;
-        assert_eq!(waited.expect("a round of its own"), 2);
+        let round = tokio::time::timeout(std::time::Duration::from_secs(5), waiter).await;
+        assert_eq!(round.expect("the waiter leads a round"), 2);
     }
 }

@@ -1,7 +1,7 @@
-//! Leases in Redis: one holder does a piece of work, so that other cores need not repeat it.
+//! Leases in Redis: one holder does a piece of work, so that other cores do not repeat that work.
 //!
-//! Never for correctness: a holder may be slower than its lease. What is written under one carries its fencing token,
-//! and what must not happen twice is guarded where it is written.
+//! Correctness never depends on a lease, since a holder may outlive it. Writes carry the lease's fencing
+//! token, and the store that receives them guards against duplicates.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,14 +10,15 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
-use super::replies::LeaseReply;
-use super::{RedisStore, RedisStoreError, keys};
+use super::scripts::keys;
+use super::scripts::replies::LeaseReply;
+use super::{RedisStore, RedisStoreError};
 use crate::metrics;
 
 const RETRY_MIN: Duration = Duration::from_millis(10);
 const RETRY_MAX: Duration = Duration::from_millis(500);
 
-/// Why a lease was not acquired.
+/// The reason why a lease was not acquired.
 #[derive(Debug, thiserror::Error)]
 pub enum LeaseError {
     /// Another holder has the lease.
@@ -28,7 +29,7 @@ pub enum LeaseError {
     Redis(#[from] RedisStoreError),
 }
 
-/// A holder of any number of leases, one after another: each task that works on its own has one.
+/// A holder, which may acquire several leases in sequence. Each independent task has its own holder.
 #[derive(Debug, Clone)]
 pub struct LeaseHolder {
     redis: Arc<RedisStore>,
@@ -36,21 +37,15 @@ pub struct LeaseHolder {
 }
 
 impl LeaseHolder {
-    /// A holder with a random id that no other holder has.
-    ///
-    /// # Errors
-    /// When the system has no randomness for the holder's id.
+    /// Creates a holder with a random, unique id.
     pub fn new(redis: Arc<RedisStore>) -> Result<Self, getrandom::Error> {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes)?;
         Ok(Self { redis, id: format!("{:032x}", u128::from_be_bytes(bytes)) })
     }
 
-    /// Acquires the lease `name` if it is free, or this holder's already. It is renewed until released, as long as this
-    /// process lives; after that it expires after `ttl`.
-    ///
-    /// # Errors
-    /// [`LeaseError::Taken`] when another holder has it.
+    /// Acquires the lease `name` if it is free, or if this holder has it already. The lease is renewed until
+    /// it is released; if this process dies, the lease expires after `ttl`.
     pub async fn try_acquire(&self, name: &str, ttl: Duration) -> Result<Lease, LeaseError> {
         let keys = keys::lease(name);
         match self.redis.lease(&keys, "acquire", &self.id, ttl).await? {
@@ -59,10 +54,7 @@ impl LeaseHolder {
         }
     }
 
-    /// Acquires the lease `name`, trying for up to `timeout` with exponential back-off and jitter.
-    ///
-    /// # Errors
-    /// [`LeaseError::Taken`] when another holder still has it after `timeout`.
+    /// Acquires the lease `name`, retrying for up to `timeout` with exponential backoff and jitter.
     pub async fn acquire(&self, name: &str, ttl: Duration, timeout: Duration) -> Result<Lease, LeaseError> {
         let deadline = Instant::now() + timeout;
         let mut backoff = RETRY_MIN;
@@ -77,15 +69,16 @@ impl LeaseHolder {
     }
 }
 
-/// Between half of `backoff` and all of it, so that those who wait do not wake together.
+/// Returns a random duration between half of `backoff` and `backoff`, so that waiting tasks do not wake
+/// together.
 fn jittered(backoff: Duration) -> Duration {
     let mut byte = [0; 1];
-    // Without randomness they wake together, and one of them wins all the same.
+    // Without randomness the tasks wake together, and one of them still wins.
     let _ = getrandom::fill(&mut byte);
     backoff / 2 + backoff / 2 * u32::from(byte[0]) / 255
 }
 
-/// A lease that is held. Its watchdog renews it three times per TTL until it is released.
+/// A lease held by this process. Its watchdog renews it three times per TTL until it is released.
 #[derive(Debug)]
 pub struct Lease {
     holder: LeaseHolder,
@@ -102,20 +95,22 @@ impl Lease {
         Self { holder, keys, token, lost, watchdog }
     }
 
-    /// The fencing token, higher than every earlier holder's: what is written under the lease carries it.
+    /// Returns the fencing token, which is higher than the tokens of all earlier holders. Writes under the
+    /// lease carry this token.
     pub fn token(&self) -> u64 {
         self.token
     }
 
-    /// Whether the watchdog has found the lease to be lost. `false` proves nothing: that is what tokens are for.
+    /// Returns whether the watchdog has detected that the lease was lost. `false` proves nothing; only the
+    /// fencing token protects a write.
     pub fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Acquire)
     }
 
-    /// Releases the lease; `false` when it was not held any more: nothing was changed then.
+    /// Releases the lease. Returns `false`, without changing anything, if the lease was no longer held.
     ///
     /// # Errors
-    /// [`RedisStoreError::Unavailable`] when Redis does not answer: the lease then ends with its `ttl`.
+    /// The lease then expires after its TTL.
     pub async fn release(self) -> Result<bool, RedisStoreError> {
         let reply = self.holder.redis.lease(&self.keys, "release", &self.holder.id, Duration::ZERO).await?;
         let was_held = reply == LeaseReply::Done;
@@ -127,7 +122,7 @@ impl Lease {
 }
 
 impl Drop for Lease {
-    /// A lease that is not released expires after its TTL.
+    /// Stops the renewal: a lease that is not released expires after its TTL.
     fn drop(&mut self) {
         self.watchdog.abort();
     }
@@ -136,7 +131,7 @@ impl Drop for Lease {
 async fn watch(holder: LeaseHolder, keys: [String; 2], ttl: Duration, lost: Arc<AtomicBool>) {
     loop {
         sleep(ttl / 3).await;
-        // An error says nothing: Redis may be back before the lease is over.
+        // An error does not prove a loss: Redis may be back before the lease expires.
         if let Ok(LeaseReply::Lost) = holder.redis.lease(&keys, "renew", &holder.id, ttl).await {
             lost.store(true, Ordering::Release);
             return log_loss(&keys);
@@ -144,8 +139,8 @@ async fn watch(holder: LeaseHolder, keys: [String; 2], ttl: Duration, lost: Arc<
     }
 }
 
-/// Tells of each loss once: the watchdog or the release finds it.
+/// Logs a loss. Called once per loss, by the watchdog or by the release.
 fn log_loss(keys: &[String; 2]) {
-    metrics::lease_lost();
-    tracing::warn!(lease = keys[0], "a lease was lost while its work went on");
+    metrics::LEASE_LOSSES.add(1);
+    tracing::warn!(lease = keys[0], "a lease was lost while its work was in progress");
 }

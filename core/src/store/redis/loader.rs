@@ -1,34 +1,35 @@
-//! Suspending a campaign in Redis, loading it from what SQL holds, and removing it.
+//! Suspends campaigns in Redis, loads them from SQL, and removes them.
 
 use claimgate_shared::{ClaimStatus, Timestamp, UserId};
 
-use super::keys::Keys;
-use super::replies::{self, SuspendReply};
+use super::scripts::keys::Keys;
+use super::scripts::replies::{self, SuspendReply};
+use super::scripts::state::{self, Identity};
 use super::scripts::{self, ScriptCall};
-use super::server::Session;
-use super::state::{self, Identity};
+use super::topology::server::Session;
 use super::{HashEntry, RedisStore, RedisStoreError};
 use crate::domain::campaign::Campaign;
 use crate::domain::claim_record::{ClaimRecord, UserCounters};
+use crate::domain::codes::CodesOfClaim;
 use crate::domain::high_water_mark::HighWaterMark;
 
-/// The most claims in a user's own record; older ones are kept in `claims`. As in `prelude.lua`.
+/// Maximum number of claims in a user's record; older claims are in `claims`. Same value as in `prelude.lua`.
 const INLINE_MAX: usize = 8;
-/// Pairs of field and value in one call: Lua's `unpack` ends far above twice that.
+/// Field-value pairs per call, well below the argument limit of Lua's `unpack`.
 const PAIRS_MAX: usize = 1000;
 
-/// A loader of one campaign, for one epoch and under the token of the campaign's row, over one connection: behind another
-/// connection may be a server that lacks what was loaded so far.
+/// Loads one campaign, for one epoch and under the fencing token in the campaign's row. All calls use one
+/// connection: a new connection may reach a server that lacks the records loaded so far.
 #[derive(Debug)]
 pub struct Loader<'a> {
     store: &'a RedisStore,
     session: Session,
     keys: &'a Keys,
     campaign: &'a Campaign,
-    /// The sum of the revisions of the claims loaded so far.
+    /// Sum of the revisions of the claims loaded so far.
     revisions: u64,
-    /// The last user of the claims given so far, with all of theirs: more may follow.
-    of_one_user: Option<(UserId, Vec<ClaimRecord>)>,
+    /// The last user passed in, with the user's claims so far; more claims may follow.
+    current_user: Option<(UserId, Vec<ClaimRecord>)>,
     users: Pairs,
     claims: Pairs,
     holds: Pairs,
@@ -36,37 +37,36 @@ pub struct Loader<'a> {
 
 type Pairs = Vec<HashEntry>;
 
-/// Why a loader stopped.
+/// The reason why a loader stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// A loader with a higher token or another epoch has replaced this one, or the keys were lost.
-    #[error("a newer loader is at work")]
-    Late,
+    /// A loader with a higher token or another epoch took over, or the keys were lost.
+    #[error("a newer loader has taken over")]
+    Superseded,
     /// A call to Redis failed.
     #[error(transparent)]
     Redis(#[from] RedisStoreError),
 }
 
 impl<'a> Loader<'a> {
-    /// Replaces the keys that were suspended under the campaign's token by empty ones of its epoch.
-    ///
-    /// # Errors
-    /// [`LoadError::Late`] when another token has suspended the keys since, or they are gone.
+    /// Replaces the keys suspended under the campaign's token with empty keys of the new epoch.
     pub async fn begin(
         store: &'a RedisStore,
         keys: &'a Keys,
         campaign: &'a Campaign,
     ) -> Result<Self, LoadError> {
         let mut loader = Self::new(store, keys, campaign).await?;
-        loader.step("begin", |_| {}).await?;
+        let codes = if campaign.codes.is_some() { "codes" } else { "" };
+        loader
+            .step("begin", |call| {
+                call.arg(codes);
+            })
+            .await?;
         Ok(loader)
     }
 
-    /// Lets the keys that were suspended under the campaign's token go on as they are, under its epoch: they are whole, and
-    /// SQL has all that they hold.
-    ///
-    /// # Errors
-    /// [`LoadError::Late`] when another token has suspended the keys since, or they are gone.
+    /// Reopens the keys suspended under the campaign's token unchanged, under the new epoch. The keys must be
+    /// complete, and SQL must have all of their claims.
     pub async fn adopt(
         store: &'a RedisStore,
         keys: &'a Keys,
@@ -84,19 +84,16 @@ impl<'a> Loader<'a> {
     async fn new(store: &'a RedisStore, keys: &'a Keys, campaign: &'a Campaign) -> Result<Self, LoadError> {
         let session = store.session(keys.slot).await?;
         let (users, claims, holds) = (vec![], vec![], vec![]);
-        Ok(Self { store, session, keys, campaign, revisions: 0, of_one_user: None, users, claims, holds })
+        Ok(Self { store, session, keys, campaign, revisions: 0, current_user: None, users, claims, holds })
     }
 
-    /// Loads claims, given user by user: those of one user follow one another, also from call to call.
-    ///
-    /// # Errors
-    /// [`LoadError::Late`] when a newer loader has replaced this one.
+    /// Loads claims grouped by user: a user's claims must be consecutive, even across calls.
     pub async fn claims(&mut self, claims: Vec<(UserId, ClaimRecord)>) -> Result<(), LoadError> {
         for (user, claim) in claims {
-            match &mut self.of_one_user {
-                Some((same, claims)) if *same == user => claims.push(claim),
-                other => {
-                    if let Some((user, claims)) = other.replace((user, vec![claim])) {
+            match &mut self.current_user {
+                Some((current, claims)) if *current == user => claims.push(claim),
+                previous => {
+                    if let Some((user, claims)) = previous.replace((user, vec![claim])) {
                         self.user(&user, claims).await?;
                     }
                 }
@@ -105,12 +102,11 @@ impl<'a> Loader<'a> {
         Ok(())
     }
 
-    /// Loads all claims of one user.
     async fn user(&mut self, user: &UserId, mut claims: Vec<ClaimRecord>) -> Result<(), LoadError> {
         claims.sort_unstable_by_key(|claim| claim.sequence);
-        let apart = claims.len().saturating_sub(INLINE_MAX);
+        let moved_out = claims.len().saturating_sub(INLINE_MAX);
         self.revisions += claims.iter().map(|claim| u64::from(claim.revision)).sum::<u64>();
-        for claim in &claims[..apart] {
+        for claim in &claims[..moved_out] {
             let mut record = Vec::with_capacity(ClaimRecord::BYTES + user.as_str().len());
             claim.write(&mut record);
             record.extend_from_slice(user.as_str().as_bytes());
@@ -121,21 +117,35 @@ impl<'a> Loader<'a> {
             let member = [user.as_str().as_bytes(), b".", &claim.digest].concat();
             self.holds.push((expires_ms.into_bytes(), member));
         }
-        self.users.push((user.as_str().as_bytes().to_vec(), user_record(&claims, apart)));
+        self.users.push((user.as_str().as_bytes().to_vec(), user_record(&claims, moved_out)));
         self.flush(PAIRS_MAX).await
     }
 
-    /// Opens the campaign with `taken` units taken; sequences and events continue after `reached`.
+    /// Loads the codes of claims.
+    pub async fn codes(&mut self, claims: &[CodesOfClaim]) -> Result<(), LoadError> {
+        for claims in claims.chunks(PAIRS_MAX) {
+            self.step("codes", |call| {
+                for claim in claims {
+                    call.arg(&claim.digest[..]).arg(claim.packed());
+                }
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    /// Opens the campaign with `taken` units taken. Sequence numbers and event counts continue after
+    /// `high_water_mark`.
     ///
     /// # Errors
-    /// [`LoadError::Late`] when a newer loader has replaced this one: the campaign is not opened.
+    /// After [`LoadError::Superseded`] the campaign is not open.
     pub async fn open(
         mut self,
         high_water_mark: HighWaterMark,
         taken: u64,
         now: Timestamp,
     ) -> Result<(), LoadError> {
-        if let Some((user, claims)) = self.of_one_user.take() {
+        if let Some((user, claims)) = self.current_user.take() {
             self.user(&user, claims).await?;
         }
         self.flush(1).await?;
@@ -147,15 +157,15 @@ impl<'a> Loader<'a> {
         .await
     }
 
-    /// Sends the collected records of each kind that has at least `least` of them.
-    async fn flush(&mut self, least: usize) -> Result<(), LoadError> {
+    /// Sends the collected records of each kind that has at least `minimum` records.
+    async fn flush(&mut self, minimum: usize) -> Result<(), LoadError> {
         let mut kinds = [
             ("users", std::mem::take(&mut self.users)),
             ("claims", std::mem::take(&mut self.claims)),
             ("holds", std::mem::take(&mut self.holds)),
         ];
         for (step, pairs) in &mut kinds {
-            while pairs.len() >= least {
+            while pairs.len() >= minimum {
                 let rest = pairs.split_off(pairs.len().min(PAIRS_MAX));
                 let batch = std::mem::replace(pairs, rest);
                 self.step(step, |call| {
@@ -173,7 +183,7 @@ impl<'a> Loader<'a> {
     async fn step(&mut self, step: &str, arguments: impl FnOnce(&mut ScriptCall)) -> Result<(), LoadError> {
         let (epoch, replication_id) = (self.campaign.epoch, &self.session.replication_id);
         let identity = Identity { epoch, register_id: &self.campaign.register_id, replication_id };
-        let mut call = scripts::LOAD.call(&self.keys.all());
+        let mut call = scripts::LOAD.call(&self.keys.of_both_layouts());
         call.arg(identity.pack()).arg(epoch.get()).arg(self.campaign.token.get()).arg(step);
         arguments(&mut call);
         let name = match step {
@@ -181,36 +191,42 @@ impl<'a> Loader<'a> {
             "users" => "redis:load.users",
             "claims" => "redis:load.claims",
             "holds" => "redis:load.holds",
+            "codes" => "redis:load.codes",
             "adopt" => "redis:load.adopt",
             _ => "redis:load.open",
         };
         let reply = self.store.run_on(&mut self.session, name, &call).await?;
-        match replies::word(reply, &["done", "late"]).map_err(RedisStoreError::from)? {
+        match replies::index_of(reply, &["done", "late"]).map_err(RedisStoreError::from)? {
             Ok(0) => Ok(()),
-            Ok(_) => Err(LoadError::Late),
+            Ok(_) => Err(LoadError::Superseded),
             Err(why) => Err(RedisStoreError::NotReady(why).into()),
         }
     }
 }
 
-/// A user's record: the claims but the `apart` oldest, behind counters of all of them once there are such.
-fn user_record(claims: &[ClaimRecord], apart: usize) -> Vec<u8> {
-    let mut record = Vec::with_capacity(UserCounters::BYTES + (claims.len() - apart) * ClaimRecord::BYTES);
-    if apart > 0 {
-        UserCounters::of(claims).write(&mut record);
+/// Packs a user's record without the `moved_out` oldest claims. If `moved_out` is not 0, the record starts
+/// with counters of all claims.
+fn user_record(claims: &[ClaimRecord], moved_out: usize) -> Vec<u8> {
+    let mut record =
+        Vec::with_capacity(UserCounters::BYTES + (claims.len() - moved_out) * ClaimRecord::BYTES);
+    if moved_out > 0 {
+        // Accept any last day: only Redis' clock decides whether a day lies too far in the future.
+        UserCounters::of(claims, u32::MAX).write(&mut record);
     }
-    for claim in &claims[apart..] {
+    for claim in &claims[moved_out..] {
         claim.write(&mut record);
     }
     record
 }
 
 impl RedisStore {
-    /// Stops every decision on the campaign of `keys` until it has been loaded again, under the fencing token `token`:
-    /// every loader with a lower one is late from now on.
+    /// Stops all decisions on the campaign of `keys` until the campaign is reloaded. From then on a loader
+    /// with a token below `token` gets [`LoadError::Superseded`]. Keys of the earlier layout are suspended as
+    /// well.
     ///
     /// # Errors
-    /// [`RedisStoreError::NotReady`] when the keys belong to another register or layout: nothing was changed.
+    /// [`RedisStoreError::NotReady`] if the keys belong to another database, or their layout cannot be
+    /// converted; nothing is changed then.
     pub async fn suspend(
         &self,
         keys: &Keys,
@@ -218,27 +234,26 @@ impl RedisStore {
         token: &str,
     ) -> Result<SuspendReply, RedisStoreError> {
         let mut call = scripts::SUSPEND.call(&keys.all());
-        call.arg(scripts::LAYOUT).arg(register_id).arg(token);
+        call.arg(scripts::layout::LAYOUT).arg(register_id).arg(token);
         let mut session = self.session(keys.slot).await?;
         let reply = self.run_on(&mut session, "redis:suspend", &call).await?;
-        // Nothing is written here until the campaign is loaded: what is read from here on was confirmed with this.
-        self.confirmed(&session).await?;
+        // Nothing is written to these keys until the load, so this wait also covers all reads until then.
+        self.wait_for_replicas(&session).await?;
         replies::suspended(reply)?.map_err(RedisStoreError::NotReady)
     }
 
-    /// Removes the keys of a campaign that `token` has suspended. Returns whether no key is left, nor will be after a
-    /// failover. Dead letters stay.
+    /// Removes the keys of a campaign suspended under `token`, except the dead letters. Returns whether all
+    /// keys are gone, including after a failover.
     ///
     /// # Errors
-    /// [`RedisStoreError::Unavailable`] when Redis does not answer, or no replica has done the same yet: some keys may be
-    /// gone by then.
+    /// The keys may be gone. After [`RedisStoreError::NotReplicated`] a failover may restore them.
     pub async fn drop_keys(&self, keys: &Keys, token: &str) -> Result<bool, RedisStoreError> {
-        let mut call = scripts::DROP.call(&keys.all());
+        let mut call = scripts::DROP.call(&keys.of_both_layouts());
         call.arg(token);
         let mut session = self.session(keys.slot).await?;
         let reply = self.run_on(&mut session, "redis:drop_keys", &call).await?;
-        // The keys are looked for no more once SQL says that they are gone.
-        self.confirmed(&session).await?;
+        // Once SQL records the eviction, nothing checks for these keys again.
+        self.wait_for_replicas(&session).await?;
         Ok(replies::count(&reply)? == 1)
     }
 }

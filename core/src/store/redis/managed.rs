@@ -1,10 +1,13 @@
-//! The managed Redis, which core runs when it is given no other: on a unix socket, append-only, fsync on every write.
+//! The managed Redis server, which core runs if no Redis address is configured. It uses a unix socket and an
+//! append-only file with an fsync on every write.
 //!
-//! A thread of its own starts it, waits for it, and starts it again when it dies. The kernel kills it when that
-//! thread dies (`setpriv --pdeathsig`), so it never outlives its core, not even one that was killed.
+//! A supervisor thread starts the server, watches it, and restarts it when it dies. The kernel kills the
+//! server when that thread dies (`setpriv --pdeathsig`), so the server never outlives core, even if core is
+//! killed.
 
 use std::fs::{self, Metadata};
 use std::io::{self, Write as _};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -13,39 +16,43 @@ use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use redis::{Client, ConnectionAddr, IntoConnectionInfo as _, RedisConnectionInfo, RedisResult};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::metrics;
+use crate::redis_address::RedisAddress;
 
-/// A unix socket's path ends at 108 bytes, its terminating zero included.
+/// Maximum length of a unix socket's path: 108 bytes with the terminating zero.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 const SOCKET_NAME: &str = "redis.sock";
-/// The size from which on the append-only file is rewritten without superseded entries: not in the middle of a stampede.
+/// Size from which the append-only file is compacted; large, so that no rewrite happens during a rush of
+/// claims.
 const REWRITE_MIN: &str = "256mb";
-/// The only user of the managed Redis.
+/// The only user of the managed Redis server.
 pub const REDIS_USER: &str = "claimgate";
 
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
-/// A Redis that ran for this long has started successfully: the back-off begins from its minimum again.
-const HEALTHY: Duration = Duration::from_secs(10);
-/// How long a stopping Redis may take before it is killed; with fsync on every write nothing is lost by that.
+/// Uptime after which a start counts as successful and resets the backoff.
+const HEALTHY_UPTIME: Duration = Duration::from_secs(10);
+/// Time after which a Redis server that does not stop is killed. No data is lost, since every write is
+/// synced.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
-/// The exit status of a Redis that does not start: its files or its settings are not in order.
-const REFUSED: i32 = 1;
-/// How often a running Redis is checked.
+/// Exit status of a Redis server that rejects its files or settings at startup.
+const STARTUP_FAILED: i32 = 1;
+/// Interval at which the running Redis server is checked.
 const POLL: Duration = Duration::from_millis(20);
 
-/// Why the managed Redis cannot run.
+/// The reason why the managed Redis server cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum ManagedRedisError {
-    /// No server program was found.
+    /// No server executable was found.
     #[error(
         "found neither redis-server nor valkey-server: install one (Debian: apt-get install redis-server), \
-         or set CLAIMGATE_REDIS_URL to a Redis of your own"
+         or set CLAIMGATE_REDIS_URL to your own Redis"
     )]
     NoServer,
-    /// Its files or directories cannot be used.
+    /// The server's files or directories are unusable.
     #[error("{path}: {error}")]
     Files {
         /// The path.
@@ -54,12 +61,13 @@ pub enum ManagedRedisError {
         #[source]
         error: io::Error,
     },
-    /// The data directory's path is too long for a socket, and so is the fallback's, or it is not this user's own.
+    /// The data directory's path is too long for a socket. The fallback's path is also too long, or the
+    /// fallback belongs to another user.
     #[error("no directory with a path short enough for a unix socket")]
     NoRuntimeDirectory,
 }
 
-/// The settings of the managed Redis.
+/// The settings of the managed Redis server.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Core's data directory, absolute.
@@ -70,7 +78,7 @@ pub struct Settings {
     pub maxmemory_bytes: u64,
 }
 
-/// The managed Redis; it is stopped when this is dropped.
+/// The managed Redis server; dropping this value stops the server.
 #[derive(Debug)]
 pub struct ManagedRedis {
     socket: PathBuf,
@@ -80,16 +88,12 @@ pub struct ManagedRedis {
 
 impl ManagedRedis {
     /// Starts the server and its supervisor.
-    ///
-    /// # Errors
-    /// [`ManagedRedisError::NoServer`] when there is no `redis-server`; otherwise when its files cannot be written or
-    /// it does not start.
     pub fn start(settings: &Settings) -> Result<Self, ManagedRedisError> {
         let server = find_server().ok_or(ManagedRedisError::NoServer)?;
         let directory = settings.data_dir.join("redis");
         make_directory(&directory)?;
         let socket = socket_path(&settings.data_dir)?;
-        end_orphan(&socket);
+        kill_orphan(&socket);
         let config = config(settings, &directory, &socket);
         let (stop, stopped) = mpsc::channel();
         let supervisor = thread::Builder::new()
@@ -102,12 +106,12 @@ impl ManagedRedis {
         Ok(Self { socket, stop, supervisor: Some(supervisor) })
     }
 
-    /// The URL to connect to it.
-    pub fn url(&self, password: &str) -> String {
-        url_of(&self.socket, password)
+    /// Returns the server's address with user and password.
+    pub fn address(&self, password: &str) -> RedisResult<RedisAddress> {
+        address_of(self.socket.clone(), password)
     }
 
-    /// Stops the server and waits until it is gone.
+    /// Stops the server and waits until the process has ended.
     pub fn stop(&mut self) {
         let _ = self.stop.send(());
         if let Some(supervisor) = self.supervisor.take() {
@@ -138,31 +142,37 @@ fn make_directory(directory: &Path) -> Result<(), ManagedRedisError> {
         .map_err(|error| ManagedRedisError::Files { path: directory.to_owned(), error })
 }
 
-/// The URL of the managed Redis of the core that runs on `data_dir`; `None` when there is no such directory.
-pub fn url(data_dir: &Path, password: &str) -> Option<String> {
+/// Returns the address of the managed Redis server of the core that uses `data_dir`; `None` if there is no
+/// such directory.
+pub fn address(data_dir: &Path, password: &str) -> Option<RedisAddress> {
     let inside = data_dir.join(SOCKET_NAME);
     let socket = if is_short(&inside) {
         inside
     } else {
         runtime_directory(&fs::metadata(data_dir).ok()?).join(SOCKET_NAME)
     };
-    Some(url_of(&socket, password))
+    address_of(socket, password).ok()
 }
 
-fn url_of(socket: &Path, password: &str) -> String {
-    format!("redis+unix://{}?user={REDIS_USER}&pass={password}", socket.display())
+/// Builds the address of a socket directly, since a URL would require escaping the path.
+fn address_of(socket: PathBuf, password: &str) -> RedisResult<RedisAddress> {
+    let user = RedisConnectionInfo::default().set_username(REDIS_USER).set_password(password);
+    let server = ConnectionAddr::Unix(socket).into_connection_info()?.set_redis_settings(user);
+    Ok(Client::open(server)?.into())
 }
 
 fn is_short(socket: &Path) -> bool {
     socket.as_os_str().len() <= SOCKET_PATH_BYTES_MAX
 }
 
-/// The socket's directory when the data directory's path is too long; `found` is the data directory's metadata.
-fn runtime_directory(found: &Metadata) -> PathBuf {
-    std::env::temp_dir().join(format!("claimgate-{:x}-{:x}", found.dev(), found.ino()))
+/// Returns the fallback directory of the socket, for a data directory with this `metadata` whose path is too
+/// long.
+fn runtime_directory(metadata: &Metadata) -> PathBuf {
+    std::env::temp_dir().join(format!("claimgate-{:x}-{:x}", metadata.dev(), metadata.ino()))
 }
 
-/// In the data directory, or, when that has too long a path, in a directory of core's own below the temporary one.
+/// Returns the socket's path: in the data directory or, if that path is too long, in a directory of core
+/// under the system's temporary directory.
 fn socket_path(data_dir: &Path) -> Result<PathBuf, ManagedRedisError> {
     let inside = data_dir.join(SOCKET_NAME);
     if is_short(&inside) {
@@ -175,14 +185,14 @@ fn socket_path(data_dir: &Path) -> Result<PathBuf, ManagedRedisError> {
     let found = fs::symlink_metadata(&directory)
         .map_err(|error| ManagedRedisError::Files { path: directory.clone(), error })?;
     let socket = directory.join(SOCKET_NAME);
-    // Another user's directory, or a link to it, is not a place for core's socket.
+    // The directory must not belong to another user, or be a link.
     let ours = found.is_dir() && found.uid() == owner.uid() && found.mode() & 0o777 == 0o700;
     if ours && is_short(&socket) { Ok(socket) } else { Err(ManagedRedisError::NoRuntimeDirectory) }
 }
 
-/// Ends a Redis of a killed core on this socket. The kernel does that already; two servers on one append-only file
-/// would destroy it, so core checks too.
-fn end_orphan(socket: &Path) {
+/// Kills a Redis server that a killed core left on this socket. The kernel normally kills it, but core checks
+/// again: two servers on one append-only file would destroy the file.
+fn kill_orphan(socket: &Path) {
     let title = format!("-server unixsocket:{}", socket.display());
     for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let name = process.file_name();
@@ -194,7 +204,7 @@ fn end_orphan(socket: &Path) {
             String::from_utf8_lossy(&command).trim_end_matches(['\0', ' ']).ends_with(&title)
         };
         if is_ours() {
-            tracing::warn!(pid = pid.as_raw_pid(), "ending the Redis of a core that was killed");
+            tracing::warn!(pid = pid.as_raw_pid(), "killing a Redis left by a core that was killed");
             let _ = kill_process(pid, Signal::KILL);
             let deadline = Instant::now() + SHUTDOWN_GRACE;
             while is_ours() && Instant::now() < deadline {
@@ -205,8 +215,8 @@ fn end_orphan(socket: &Path) {
     let _ = fs::remove_file(socket);
 }
 
-/// The default user cannot log in, but may do everything: Redis loads its append-only file in that user's name, and
-/// what the user may not do is dropped from the file's transactions.
+/// Returns the server's configuration. The default user cannot log in but has all permissions. Redis replays
+/// its append-only file as the default user, and skips commands in a transaction that this user may not run.
 fn config(settings: &Settings, directory: &Path, socket: &Path) -> String {
     use sha2::Digest as _;
     use std::fmt::Write as _;
@@ -215,9 +225,9 @@ fn config(settings: &Settings, directory: &Path, socket: &Path) -> String {
         let _ = write!(hex, "{byte:02x}");
         hex
     });
-    let (directory, socket) = (directory.display(), socket.display());
+    let (log, directory, socket) = (quoted(&directory.join("redis.log")), quoted(directory), quoted(socket));
     format!(
-        "port 0\nunixsocket \"{socket}\"\nunixsocketperm 700\ndir \"{directory}\"\nlogfile \"{directory}/redis.log\"\n\
+        "port 0\nunixsocket {socket}\nunixsocketperm 700\ndir {directory}\nlogfile {log}\n\
          daemonize no\nsave \"\"\nappendonly yes\nappendfsync always\nno-appendfsync-on-rewrite no\n\
          aof-load-truncated no\nauto-aof-rewrite-min-size {REWRITE_MIN}\nmaxmemory {memory}\nmaxmemory-policy noeviction\n\
          user default off resetpass ~* &* +@all\n\
@@ -226,23 +236,32 @@ fn config(settings: &Settings, directory: &Path, socket: &Path) -> String {
     )
 }
 
+/// Quotes a path for Redis' configuration. The path may contain any bytes.
+fn quoted(path: &Path) -> String {
+    let escaped = path.as_os_str().as_bytes().iter().map(|byte| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'.' | b'-' | b'_' => char::from(*byte).to_string(),
+        other => format!("\\x{other:02x}"),
+    });
+    format!("\"{}\"", escaped.collect::<String>())
+}
+
 fn supervise(server: &Path, config: &str, directory: &Path, stopped: &mpsc::Receiver<()>) {
     let mut backoff = BACKOFF_MIN;
     loop {
         let started = Instant::now();
         match start(server, config) {
             Ok(mut child) => {
-                metrics::redis_started();
+                metrics::REDIS_STARTS.add(1);
                 tracing::info!(pid = child.id(), "Redis started");
                 let Some(status) = watch(&mut child, stopped) else { return };
-                tracing::error!(%status, "Redis died; starting it again");
-                if status.code() == Some(REFUSED) {
-                    mend(server, directory);
+                tracing::error!(%status, "Redis died; restarting it");
+                if status.code() == Some(STARTUP_FAILED) {
+                    repair(server, directory);
                 }
             }
             Err(error) => tracing::error!(%error, "cannot start {}", server.display()),
         }
-        if started.elapsed() > HEALTHY {
+        if started.elapsed() > HEALTHY_UPTIME {
             backoff = BACKOFF_MIN;
         }
         if !matches!(stopped.recv_timeout(backoff), Err(mpsc::RecvTimeoutError::Timeout)) {
@@ -252,8 +271,9 @@ fn supervise(server: &Path, config: &str, directory: &Path, stopped: &mpsc::Rece
     }
 }
 
-/// The configuration goes in through a pipe: it holds the password's hash, and needs no file. In a process group of its
-/// own, so that a terminal's Ctrl-C reaches core alone: Redis goes when core has no more use for it.
+/// Starts the server. It reads its configuration, which contains the password's hash, from a pipe instead of
+/// a file. It has its own process group, so that Ctrl-C in a terminal reaches only core, which stops Redis
+/// last.
 fn start(server: &Path, config: &str) -> io::Result<Child> {
     let mut child = Command::new("setpriv")
         .args(["--pdeathsig", "KILL", "--"])
@@ -270,20 +290,22 @@ fn start(server: &Path, config: &str) -> io::Result<Child> {
     Ok(child)
 }
 
-/// Takes off the append-only file what a Redis that was killed in the middle of a write has left half-written. It was not
-/// synced, so no caller was told of it. With `aof-load-truncated yes` Redis would do so itself, but behind the last whole
-/// command: in the middle of a transaction, whose first half it would run with the next one at the start after.
-fn mend(server: &Path, directory: &Path) {
+/// Truncates a half-written transaction at the end of the append-only file, which remains if Redis is killed
+/// during a write. The transaction was not synced, so no caller got a reply. With `aof-load-truncated yes`
+/// Redis would itself truncate after the last complete command, possibly inside a transaction. The next start
+/// would then run that fragment together with the following transaction.
+fn repair(server: &Path, directory: &Path) {
     let program = server.to_string_lossy().replace("-server", "-check-aof");
-    let checked = last_file(&directory.join("appendonlydir")).and_then(|file| check_file(&program, &file));
-    match checked {
-        Ok(told) => tracing::warn!(program, told = told.trim_end(), "mended Redis' append-only file"),
-        Err(error) => tracing::error!(program, %error, "cannot mend Redis' append-only file"),
+    let repaired = last_file(&directory.join("appendonlydir")).and_then(|file| repair_file(&program, &file));
+    match repaired {
+        Ok(output) => tracing::warn!(program, told = output.trim_end(), "repaired Redis' append-only file"),
+        Err(error) => tracing::error!(program, %error, "cannot repair Redis' append-only file"),
     }
 }
 
-/// The file that the server was writing to, the last one of the manifest. The others are whole, and the check of Valkey 9.1
-/// takes its own base file, which begins with its own name, for a broken one.
+/// Finds the file that the server was writing to: the last file of the manifest. The other files are
+/// complete. They must be skipped, since the check of Valkey 9.1 rejects Valkey's own base file, whose header
+/// it does not support.
 fn last_file(directory: &Path) -> io::Result<PathBuf> {
     let manifest = fs::read_to_string(directory.join("appendonly.aof.manifest"))?;
     let file =
@@ -292,8 +314,8 @@ fn last_file(directory: &Path) -> io::Result<PathBuf> {
     last.map(|name| directory.join(name)).ok_or_else(|| io::Error::other("the manifest names no file"))
 }
 
-/// Runs the program that comes with the server and knows its files; what it tells.
-fn check_file(program: &str, file: &Path) -> io::Result<String> {
+/// Runs the repair program that ships with the server, and returns its output.
+fn repair_file(program: &str, file: &Path) -> io::Result<String> {
     let mut child = Command::new(program)
         .arg("--fix")
         .arg(file)
@@ -302,15 +324,15 @@ fn check_file(program: &str, file: &Path) -> io::Result<String> {
         .stderr(Stdio::null())
         .spawn()?;
     if let Some(mut stdin) = child.stdin.take() {
-        // Whether the file may be cut: not asked where nothing has to be.
+        // Confirm the prompt for truncating the file, which appears only if truncation is necessary.
         let _ = stdin.write_all(b"y\n");
     }
     let output = child.wait_with_output()?;
-    let told = String::from_utf8_lossy(&output.stdout).into_owned();
-    if output.status.success() { Ok(told) } else { Err(io::Error::other(told)) }
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    if output.status.success() { Ok(text) } else { Err(io::Error::other(text)) }
 }
 
-/// Waits until the server dies, or until core asks for it to be stopped and it has ended (`None`).
+/// Waits until the server dies, and returns its status; `None` if core has requested the stop.
 fn watch(child: &mut Child, stopped: &mpsc::Receiver<()>) -> Option<ExitStatus> {
     loop {
         if let Ok(Some(status)) = child.try_wait() {
@@ -319,14 +341,15 @@ fn watch(child: &mut Child, stopped: &mpsc::Receiver<()>) -> Option<ExitStatus> 
         match stopped.recv_timeout(POLL) {
             Err(mpsc::RecvTimeoutError::Timeout) => {}
             Ok(()) | Err(mpsc::RecvTimeoutError::Disconnected) => {
-                end(child);
+                terminate(child);
                 return None;
             }
         }
     }
 }
 
-fn end(child: &mut Child) {
+/// Stops the server with SIGTERM, then SIGKILL.
+fn terminate(child: &mut Child) {
     if let Ok(pid) = i32::try_from(child.id())
         && let Some(pid) = Pid::from_raw(pid)
     {

@@ -1,52 +1,66 @@
-//! The primaries, and how each is.
+//! Health of the primaries.
 
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use redis::{RedisError, Value};
 
-use super::primary::{NoPrimary, field};
+use super::scripts::keys;
+use super::topology::cluster::is_redirect;
+use super::topology::primary::{NoPrimary, field};
 use super::{RedisStore, RedisStoreError, Session};
+use crate::domain::store_fault::StoreFault;
 
-/// A primary, and how it is.
+/// A primary and its health.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeState {
-    /// Its host and port, or the path of its socket.
+    /// The primary's host and port, or the path of its socket.
     pub address: String,
-    /// How it is; `None` while it does not answer.
-    pub vitals: Option<Vitals>,
+    /// The primary's health; `None` while it does not answer.
+    pub health: Option<PrimaryHealth>,
+    /// The reason why the primary is unusable: it does not answer, or accepts no writes.
+    pub fault: Option<StoreFault>,
 }
 
 impl NodeState {
-    /// Whether it answers.
+    /// Returns whether the primary is usable.
     pub fn is_up(&self) -> bool {
-        self.vitals.is_some()
+        self.fault.is_none()
     }
 }
 
-/// How a primary that answers is.
+/// The result of probing all primaries.
+#[derive(Debug)]
+pub struct ProbeResult {
+    /// Each primary; empty if no server can be reached.
+    pub nodes: Vec<NodeState>,
+    /// `Ok` if any primary is usable, otherwise the first primary's error.
+    pub outcome: Result<(), RedisStoreError>,
+}
+
+/// The health of a primary that answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Vitals {
-    /// How long it took to answer.
+pub struct PrimaryHealth {
+    /// The round-trip time.
     pub ping: Duration,
-    /// Its memory; `None` where core's user may not ask for it.
+    /// The primary's memory; `None` if core's Redis user may not run `INFO`.
     pub memory: Option<Memory>,
-    /// How long replicas have confirmed nothing of it though something waits for them; zero while nothing does.
+    /// Time since replicas last confirmed a write; zero while no caller waits for replicas.
     pub barrier_age: Duration,
 }
 
-/// Memory of a primary, in bytes.
+/// A primary's memory, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Memory {
-    /// What it uses of its maximum: what replicas and the append-only file have yet to take does not count.
+    /// Memory that counts towards the maximum; excludes the buffers of replicas and of the append-only file.
     pub used: u64,
-    /// Its maximum; `None` when it has none.
+    /// The maximum; `None` if unlimited.
     pub max: Option<u64>,
 }
 
 impl Memory {
-    /// What `INFO memory` says; `None` if it does not.
-    fn of(info: &str) -> Option<Self> {
+    /// Parses the output of `INFO memory`; `None` if the fields are missing.
+    fn parse(info: &str) -> Option<Self> {
         let number = |name| field(info, name).parse::<u64>().ok();
         let used = number("used_memory:")?.saturating_sub(number("mem_not_counted_for_evict:").unwrap_or(0));
         Some(Self { used, max: number("maxmemory:").filter(|max| *max > 0) })
@@ -54,36 +68,52 @@ impl Memory {
 }
 
 impl RedisStore {
-    /// Which primaries answer; at least one does.
-    ///
-    /// # Errors
-    /// [`RedisStoreError::Unavailable`] when none answers.
-    pub async fn ping(&self) -> Result<Vec<NodeState>, RedisStoreError> {
-        let pings = self.connections.all().await?.into_iter().map(|(address, session)| async move {
-            let vitals = self.vitals(session).await;
-            (address, vitals)
+    /// Checks that each primary answers and accepts writes. The write fails if the server is out of memory,
+    /// has been demoted to a replica, or has fewer replicas than it is configured to require.
+    pub async fn probe(&self) -> ProbeResult {
+        let sessions = match self.connections.all().await {
+            Ok(sessions) => sessions,
+            Err(error) => return ProbeResult { nodes: Vec::new(), outcome: Err(error.into()) },
+        };
+        let probes = sessions.into_iter().map(|(address, session)| async move {
+            match self.probe_one(session).await {
+                Ok((health, written)) => (address, Some(health), written),
+                Err(error) => (address, None, Err(error)),
+            }
         });
-        let (mut nodes, mut answer) =
-            (Vec::new(), Err(NoPrimary::NotNamed("no node of the cluster has a slot".into()).into()));
-        for (address, vitals) in join_all(pings).await {
-            nodes.push(NodeState { address, vitals: vitals.as_ref().ok().copied() });
-            answer = answer.or(vitals.map(drop));
+        let none = NoPrimary::NotNamed("no node of the cluster has a slot".into());
+        let mut result = ProbeResult { nodes: Vec::new(), outcome: Err(none.into()) };
+        for (index, (address, health, written)) in join_all(probes).await.into_iter().enumerate() {
+            let fault = written.as_ref().err().map(RedisStoreError::fault);
+            result.nodes.push(NodeState { address, health, fault });
+            result.outcome = if index == 0 { written } else { result.outcome.or(written) };
         }
-        answer.map(|()| nodes)
+        result
     }
 
-    /// How a primary is, asked in one round trip.
-    async fn vitals(&self, session: Result<Session, NoPrimary>) -> Result<Vitals, RedisStoreError> {
+    /// Reads a primary's health and checks that it accepts writes, in one round trip.
+    async fn probe_one(
+        &self,
+        session: Result<Session, NoPrimary>,
+    ) -> Result<(PrimaryHealth, Result<(), RedisStoreError>), RedisStoreError> {
         let mut session = session?;
+        let key = keys::probe(&self.connections.tag_of(&session));
         let mut pipe = redis::pipe();
-        pipe.ignore_errors().cmd("PING").cmd("INFO").arg("memory");
-        let asked_at = Instant::now();
-        let replies = session.ask("redis:ping", async |connection| pipe.query_async(connection).await).await;
-        let ping = asked_at.elapsed();
-        let [answer, info]: [Result<Value, RedisError>; 2] = self.noted(replies, &session).await?;
-        self.noted(answer, &session).await?;
+        // Appends to a list that does not exist: Redis treats this as a write, but it changes nothing.
+        pipe.ignore_errors().cmd("LPUSHX").arg(key).arg("");
+        pipe.cmd("INFO").arg("memory");
+        let sent_at = Instant::now();
+        let replies =
+            session.query("redis:probe", async |connection| pipe.query_async(connection).await).await;
+        let ping = sent_at.elapsed();
+        let [written, info]: [Result<Value, RedisError>; 2] = self.record_error(replies, &session).await?;
+        let written = match written {
+            // The probed slot is being migrated to another node.
+            Err(error) if is_redirect(&error) => Ok(()),
+            written => self.record_error(written, &session).await.map(drop),
+        };
         let info = info.ok().and_then(|info| redis::from_redis_value::<String>(info).ok());
-        let memory = info.and_then(|info| Memory::of(&info));
-        Ok(Vitals { ping, memory, barrier_age: session.barrier().age() })
+        let memory = info.and_then(|info| Memory::parse(&info));
+        Ok((PrimaryHealth { ping, memory, barrier_age: session.barrier().age() }, written))
     }
 }

@@ -1,5 +1,6 @@
-//! The outbox: the events that the scripts wrote for SQL, read back.
+//! Reads and acknowledges the outbox: the events that the scripts wrote for SQL.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,40 +10,73 @@ use redis::aio::MultiplexedConnection;
 use redis::streams::{StreamInfoConsumersReply, StreamInfoGroupsReply, StreamReadOptions};
 use redis::{AsyncCommands as _, Value};
 
-use super::keys::{Keys, RELAY_GROUP};
-use super::slot::Slot;
-use super::{RedisStore, RedisStoreError, Required, Session};
-use super::{replicas, replies, scripts, state};
-use crate::domain::claim_record::{ClaimRecord, be_int, timestamp};
+use super::replicas;
+use super::scripts::keys::{Keys, RELAY_GROUP};
+use super::scripts::{self, replies, state};
+use super::topology::slot::Slot;
+use super::{RedisStore, RedisStoreError, RequiredReplicas, Session};
+use crate::domain::claim_record::{ClaimRecord, be_int, from_layout_6, timestamp};
+use crate::domain::codes::CodesOfClaim;
 use crate::domain::counters::{Epoch, Generation};
 use crate::domain::event::{ClaimEvent, OutboxEntry};
 
-/// The length of an entry's head: epoch, events so far, when it was written, total and units taken.
+/// Length of an entry's head: epoch, event count, time of the write, total, units taken.
 const HEAD_BYTES: usize = 28;
-/// Entries of a campaign committed together: up to 65,536 claims, some 300 ms of SQLite. The more, the fewer pages of the
-/// index by user are written more than once: half as many cost a third more.
+/// Maximum number of a campaign's entries committed together: up to 65,536 claims, about 300 ms of SQLite.
+/// Larger commits rewrite fewer pages of the index by user: halving this number costs a third more.
 pub const ENTRIES_MAX: usize = 256;
-/// Entries read in one call, which holds up the decisions in Redis for some 2 ms.
+/// Maximum number of entries read in one call, which blocks Redis for about 2 ms.
 const READ_MAX: usize = 64;
 
 /// The result of one read of an outbox.
 #[derive(Debug, Default)]
 pub struct OutboxBatch {
-    /// Entries as core wrote them.
+    /// Well-formed entries.
     pub entries: Vec<OutboxEntry>,
-    /// Ids of entries that are malformed.
+    /// Ids of malformed entries.
     pub malformed: Vec<String>,
 }
 
-/// An entry as Redis sends it: its id, and its fields with their values. Not as a map, which costs more than what is in it.
-type Item = (String, Vec<(Vec<u8>, Vec<u8>)>);
+/// An entry as Redis sends it: its id, and its fields with their values. A list, since building a map would
+/// cost more than reading the fields.
+type RawEntry = (String, Vec<(Vec<u8>, Vec<u8>)>);
+
+/// The layout of an outbox and of the claims in its entries. Each layout's outbox has its own key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OutboxLayout {
+    /// The layout that this core writes.
+    Current,
+    /// The layout that this core converts.
+    Earlier,
+}
+
+impl OutboxLayout {
+    /// Both layouts, the earlier one first.
+    pub const ALL: [Self; 2] = [Self::Earlier, Self::Current];
+
+    /// Returns the key of the outbox of this layout.
+    fn key(self, keys: &Keys) -> &str {
+        match self {
+            Self::Current => &keys.outbox,
+            Self::Earlier => &keys.earlier_outbox,
+        }
+    }
+
+    /// Returns an entry's claims in the current format.
+    fn converted(self, claims: &[u8]) -> Cow<'_, [u8]> {
+        match self {
+            Self::Current => Cow::Borrowed(claims),
+            Self::Earlier => Cow::Owned(from_layout_6(claims)),
+        }
+    }
+}
 
 impl OutboxBatch {
-    fn of(items: Vec<Item>) -> Self {
+    fn parse(items: Vec<RawEntry>, layout: OutboxLayout) -> Self {
         let mut read = Self::default();
-        // Ids that begin with 0 are sentinels: real ones begin with the time.
+        // Ids that begin with 0 are sentinels; the others begin with the time.
         for item in items.into_iter().filter(|(id, _)| !id.starts_with("0-")) {
-            match entry(&item) {
+            match entry(&item, layout) {
                 Some(entry) => read.entries.push(entry),
                 None => read.malformed.push(item.0),
             }
@@ -50,44 +84,46 @@ impl OutboxBatch {
         read
     }
 
-    /// How many entries it holds, of whatever kind.
+    /// Returns the number of entries, including malformed entries.
     pub fn len(&self) -> usize {
         self.entries.len() + self.malformed.len()
     }
 
-    /// Whether there was nothing to read.
+    /// Returns whether the batch has no entries.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// When its oldest entry was written; `None` without one.
+    /// Returns when the oldest entry was written; `None` if there is no entry.
     pub fn oldest(&self) -> Option<Timestamp> {
         Some(self.entries.first()?.events.first()?.updated_at)
     }
 
-    /// How many events it holds.
+    /// Returns the number of events.
     pub fn events(&self) -> usize {
         self.entries.iter().map(|entry| entry.events.len()).sum()
     }
 }
 
-fn entry((id, fields): &Item) -> Option<OutboxEntry> {
+/// Parses an entry; `None` if it is malformed.
+fn entry((id, fields): &RawEntry, layout: OutboxLayout) -> Option<OutboxEntry> {
     let field = |wanted: &str| {
         let found = fields.iter().find(|(name, _)| name == wanted.as_bytes());
         found.map(|(_, value)| value.as_slice())
     };
     let head: &[u8; HEAD_BYTES] = field("head")?.try_into().ok()?;
     let [epoch, count, at, total, taken] =
-        [0..5, 5..11, 11..17, 17..22, 22..28].map(|place| be_int(&head[place]));
-    let mut events = events(std::str::from_utf8(field("users")?).ok()?, field("claims")?, timestamp(at)?)?;
-    guard(&mut events, state::limit(total), taken)?;
-    // Entries of before have none. A name is text; whatever else it were, the claim counts.
+        [0..5, 5..11, 11..17, 17..22, 22..28].map(|range| be_int(&head[range]));
+    let claims = layout.converted(field("claims")?);
+    let mut events = events(std::str::from_utf8(field("users")?).ok()?, &claims, timestamp(at)?)?;
+    fill_guards(&mut events, state::limit(total), taken)?;
+    // Entries of earlier versions have no `by`. A name that is not UTF-8 must not make the entry malformed.
     let by = field("by").map(|name| String::from_utf8_lossy(name).into_owned());
     let trace = field("traceparent").and_then(|context| String::from_utf8(context.to_vec()).ok());
     Some(OutboxEntry { id: id.clone(), epoch: Epoch::new(epoch), count, events, by, trace })
 }
 
-/// The events of an entry: space-separated users, and as many claims in the same order.
+/// Parses the events of an entry: space-separated users, and as many claims in the same order.
 fn events(users: &str, claims: &[u8], updated_at: Timestamp) -> Option<Vec<ClaimEvent>> {
     let (claims, []) = claims.as_chunks::<{ ClaimRecord::BYTES }>() else { return None };
     let mut users = users.split(' ');
@@ -104,9 +140,9 @@ fn events(users: &str, claims: &[u8], updated_at: Timestamp) -> Option<Vec<Claim
     users.next().is_none().then_some(events)
 }
 
-/// Gives each grant the total it was decided by, and what was taken after it: from `taken`, what is taken after all of
-/// them, backwards.
-fn guard(events: &mut [ClaimEvent], total: Option<u64>, mut taken: u64) -> Option<()> {
+/// Sets the guard values of each grant: the total that applied to the decision, and the units taken after the
+/// grant. Works backwards from `taken`, the units taken after all events.
+fn fill_guards(events: &mut [ClaimEvent], total: Option<u64>, mut taken: u64) -> Option<()> {
     for event in events.iter_mut().rev() {
         let quantity = u64::from(event.claim.quantity);
         match event.claim.status {
@@ -122,64 +158,68 @@ fn guard(events: &mut [ClaimEvent], total: Option<u64>, mut taken: u64) -> Optio
     Some(())
 }
 
-/// A separate connection for the relay, so that its large replies hold up no other call. Clones share it.
+/// A separate connection for the relay, so that its large replies delay no other call. Clones share the
+/// connection.
 #[derive(Debug, Clone)]
 pub struct OutboxReader {
     session: Session,
-    required: Arc<Required>,
+    required: Arc<RequiredReplicas>,
     /// This core's name in the consumer group.
     consumer: String,
 }
 
 impl OutboxReader {
-    /// The generation of the connections to the same server: with the next one another server may be the primary.
+    /// Returns the connection's generation. A connection of a later generation may lead to a different
+    /// server.
     pub fn generation(&self) -> Generation {
         self.session.generation()
     }
 
-    /// Whether calls are still made on connections of that generation.
+    /// Returns whether the connection's generation is still current.
     pub fn is_current(&self) -> bool {
         self.session.is_current()
     }
 
-    /// Entries of a campaign's outbox that no core has read yet, [`ENTRIES_MAX`] at most. Does not wait for any. After an
-    /// error some may have been read.
+    /// Reads entries of a campaign's outbox that no core has read yet, at most [`ENTRIES_MAX`]. Does not wait
+    /// for entries.
     ///
     /// # Errors
-    /// [`RedisStoreError::Unavailable`] when Redis does not answer, or has lost the consumer group.
+    /// [`RedisStoreError::Unavailable`] if Redis is unavailable or has lost the consumer group. Some entries
+    /// may then count as read.
     pub async fn read_new(&mut self, keys: &Keys) -> Result<OutboxBatch, RedisStoreError> {
         let mut batch = OutboxBatch::default();
-        // Without a list of what is pending, which would have to be written to Redis' log, entry by entry: what is in the
-        // outbox was not acknowledged.
+        // `NOACK` spares Redis a log record per entry for its list of pending entries. The list is not
+        // needed: every entry still in the outbox is unacknowledged.
         let options = StreamReadOptions::default().group(RELAY_GROUP, &self.consumer).noack().count(READ_MAX);
         loop {
             let read = async |connection: &mut MultiplexedConnection| {
                 connection.xread_options(&[keys.outbox.as_str()], &[">"], &options).await
             };
-            let streams: Option<Vec<(String, Vec<Item>)>> =
-                self.session.ask("redis:outbox.new", read).await.map_err(RedisStoreError::of)?;
+            let streams: Option<Vec<(String, Vec<RawEntry>)>> =
+                self.session.query("redis:outbox.new", read).await.map_err(RedisStoreError::of)?;
             let items = streams.and_then(|streams| streams.into_iter().next()).map(|(_, items)| items);
-            let read = OutboxBatch::of(items.unwrap_or_default());
+            let read = OutboxBatch::parse(items.unwrap_or_default(), OutboxLayout::Current);
             let was_last = read.len() < READ_MAX;
             batch.entries.extend(read.entries);
             batch.malformed.extend(read.malformed);
             if was_last || batch.len() >= ENTRIES_MAX {
-                return self.confirmed(batch).await;
+                return self.replicated(batch).await;
             }
         }
     }
 
-    /// What cores have read. Entries up to the last one that are still in the outbox were not acknowledged.
+    /// Returns how far cores have read the outbox. Any entries left up to this position have not been
+    /// acknowledged.
     ///
     /// # Errors
-    /// [`RedisStoreError::Unavailable`] when Redis does not answer, or has lost the consumer group.
+    /// [`RedisStoreError::Unavailable`] if Redis is unavailable or has lost the consumer group.
     pub async fn progress(&mut self, keys: &Keys) -> Result<Progress, RedisStoreError> {
         let mut both = redis::pipe();
         both.cmd("XINFO").arg("GROUPS").arg(&keys.outbox);
         both.cmd("XINFO").arg("CONSUMERS").arg(&keys.outbox).arg(RELAY_GROUP);
-        let ask = async |connection: &mut MultiplexedConnection| both.query_async(connection).await;
+        let read = async |connection: &mut MultiplexedConnection| both.query_async(connection).await;
         let (groups, cores): (StreamInfoGroupsReply, StreamInfoConsumersReply) =
-            self.session.ask("redis:outbox.progress", ask).await.map_err(RedisStoreError::of)?;
+            self.session.query("redis:outbox.progress", read).await.map_err(RedisStoreError::of)?;
         let group = groups.groups.into_iter().find(|group| group.name == RELAY_GROUP);
         let others = cores.consumers.iter().filter(|core| core.name != self.consumer);
         Ok(Progress {
@@ -190,138 +230,133 @@ impl OutboxReader {
         })
     }
 
-    /// The first entries up to the id `last`, whichever core has read them.
-    ///
-    /// # Errors
-    /// [`RedisStoreError::Unavailable`] when Redis does not answer.
+    /// Reads the first entries up to the id `last`, including entries that a core has already read.
     pub async fn read_delivered(&mut self, keys: &Keys, last: &str) -> Result<OutboxBatch, RedisStoreError> {
         let read = async |connection: &mut MultiplexedConnection| {
-            // Behind the sentinel, whose id begins with 0.
+            // Starts after the sentinel, whose id begins with 0.
             connection.xrange_count(&keys.outbox, "1", last, READ_MAX).await
         };
-        let items: Vec<Item> =
-            self.session.ask("redis:outbox.delivered", read).await.map_err(RedisStoreError::of)?;
-        self.confirmed(OutboxBatch::of(items)).await
+        let items: Vec<RawEntry> =
+            self.session.query("redis:outbox.delivered", read).await.map_err(RedisStoreError::of)?;
+        self.replicated(OutboxBatch::parse(items, OutboxLayout::Current)).await
     }
 
-    /// What was read, once it can be lost no more: SQL must never know of what a promoted replica does not.
-    async fn confirmed(&self, batch: OutboxBatch) -> Result<OutboxBatch, RedisStoreError> {
+    /// Returns `batch` once it is replicated: SQL must never have events that a promoted replica lacks.
+    async fn replicated(&self, batch: OutboxBatch) -> Result<OutboxBatch, RedisStoreError> {
         if self.required.any() && !batch.is_empty() {
-            replicas::confirmed(&self.session, &self.required).await?;
+            replicas::wait_for_replicas(&self.session, &self.required).await?;
         }
         Ok(batch)
     }
 }
 
-/// How far an outbox was read.
+/// The progress of all cores in reading an outbox.
 #[derive(Debug)]
 pub struct Progress {
-    /// The id of the last entry that a core has read.
+    /// Id of the last entry read by any core.
     pub last: String,
-    /// How long ago a core other than this one has tried to read; `None` if none ever has.
+    /// Time since another core last tried to read; `None` if no other core ever has.
     pub other_cores: Option<Duration>,
 }
 
 /// The state of an outbox.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct OutboxState {
-    /// Entries not yet relayed to SQL.
+    /// Number of entries not yet relayed to SQL.
     pub entries: u64,
     /// When the oldest entry was written.
     pub oldest: Option<Timestamp>,
-    /// Malformed entries, moved out of the outbox.
+    /// Number of malformed entries, moved out of the outbox.
     pub dead_letters: u64,
 }
 
 impl RedisStore {
-    /// Opens the relay's own connection to the server that has `slot`, under this core's name.
-    ///
-    /// # Errors
-    /// [`RedisStoreError::Unavailable`] when Redis cannot be reached.
+    /// Opens the relay's own connection to the server that has `slot`. `consumer` is this core's name.
     pub async fn outbox_reader(&self, slot: Slot, consumer: &str) -> Result<OutboxReader, RedisStoreError> {
-        let session = self.session(slot).await?.apart().await?;
+        let session = self.session(slot).await?.with_own_connection().await?;
         Ok(OutboxReader { session, required: Arc::clone(&self.required), consumer: consumer.to_owned() })
     }
 
-    /// Takes `entries` off the outbox of the server that they were read from, after SQL has committed them: on another one
-    /// entries of the same ids may be others. Returns the number of events left there.
+    /// Removes `entries` from the outbox after SQL has committed them, and stores the `codes` of their claims. `session` must belong to the server
+    /// that the entries were read from: a different server may have different entries under these ids.
+    /// Returns the number of events left.
     ///
     /// # Errors
-    /// [`RedisStoreError::Unavailable`] when Redis does not answer: the entries may be gone all the same.
+    /// The entries may have been removed nevertheless.
     pub async fn acknowledge(
         &self,
         session: &mut Session,
         keys: &Keys,
         entries: &[OutboxEntry],
+        codes: &[CodesOfClaim],
     ) -> Result<u64, RedisStoreError> {
         let mut by_events: BTreeMap<usize, Vec<&str>> = BTreeMap::new();
         for entry in entries {
             by_events.entry(entry.events.len()).or_default().push(&entry.id);
         }
-        let mut call = scripts::ACK.call(&keys.all());
+        let mut call = scripts::ACK.call(&keys.with_codes());
+        call.arg(codes.len());
+        for claim in codes {
+            call.arg(&claim.digest[..]).arg(claim.packed());
+        }
         for (events, ids) in by_events {
             call.arg(events).arg(ids.len()).arg(ids);
         }
         Ok(replies::count(&self.run_on(session, "redis:ack", &call).await?)?)
     }
 
-    /// Moves a malformed entry of the server that it was read from to the dead letters; `false` when it was gone.
+    /// Moves a malformed entry to the dead letters, on the server that it was read from. Returns `false` if
+    /// the entry was already removed.
     ///
     /// # Errors
-    /// [`RedisStoreError::Unavailable`] when Redis does not answer: the entry may have been moved all the same.
+    /// The entry may have been moved nevertheless.
     pub async fn dead_letter(
         &self,
         session: &mut Session,
         keys: &Keys,
+        layout: OutboxLayout,
         id: &str,
     ) -> Result<bool, RedisStoreError> {
-        let mut call = scripts::DEAD_LETTER.call(&[&keys.outbox, &keys.dead_letters]);
+        let mut call = scripts::DEAD_LETTER.call(&[layout.key(keys), &keys.dead_letters]);
         call.arg(id);
         Ok(replies::count(&self.run_on(session, "redis:dead_letter", &call).await?)? == 1)
     }
 
-    /// Makes the outbox's consumer group again, for one that has lost it. What is in the outbox was not taken off, so all
-    /// of it is read again, by whichever core.
-    ///
-    /// # Errors
-    /// [`RedisStoreError::Unavailable`] when Redis does not answer.
+    /// Recreates the lost consumer group of an outbox. All entries still in the outbox are unacknowledged, so
+    /// cores reread all of them.
     pub async fn restore_group(&self, keys: &Keys, epoch: Epoch) -> Result<(), RedisStoreError> {
         let mut command = redis::cmd("XGROUP");
         command.arg("CREATE").arg(&keys.outbox).arg(RELAY_GROUP).arg(format!("0-{epoch}"));
         match self.query::<Value>("redis:restore_group", keys.slot, &command).await {
-            // Another core has made it first.
+            // Another core recreated it first.
             Err(RedisStoreError::Unavailable(error)) if error.code() == Some("BUSYGROUP") => Ok(()),
             result => result.map(drop),
         }
     }
 
-    /// Entries after the id `after`, whichever core has read them; `None` once there are no more. For a suspended campaign.
-    ///
-    /// # Errors
-    /// [`RedisStoreError::Unavailable`] when Redis does not answer.
+    /// Reads entries of a suspended campaign after the id `after`, and returns them with the id of the last
+    /// entry; `None` if there are no more entries.
     pub async fn outbox_page(
         &self,
         keys: &Keys,
+        layout: OutboxLayout,
         after: &str,
     ) -> Result<Option<(OutboxBatch, String)>, RedisStoreError> {
         let mut command = redis::cmd("XRANGE");
-        command.arg(&keys.outbox).arg(format!("({after}")).arg("+").arg("COUNT").arg(READ_MAX);
-        let page: Vec<Item> = self.query("redis:outbox_page", keys.slot, &command).await?;
+        command.arg(layout.key(keys)).arg(format!("({after}")).arg("+").arg("COUNT").arg(READ_MAX);
+        let page: Vec<RawEntry> = self.query("redis:outbox_page", keys.slot, &command).await?;
         let last = page.last().map(|(id, _)| id.clone());
-        Ok(last.map(|last| (OutboxBatch::of(page), last)))
+        Ok(last.map(|last| (OutboxBatch::parse(page, layout), last)))
     }
 
-    /// The state of a campaign's outbox.
-    ///
-    /// # Errors
-    /// [`RedisStoreError::Unavailable`] when Redis does not answer.
+    /// Reads the state of a campaign's outbox.
     pub async fn outbox_state(&self, keys: &Keys) -> Result<OutboxState, RedisStoreError> {
         let entries: u64 =
             self.query("redis:outbox_state.entries", keys.slot, redis::cmd("XLEN").arg(&keys.outbox)).await?;
         let mut first = redis::cmd("XRANGE");
-        // Behind the sentinels, whose ids begin with 0.
+        // Starts after the sentinel, whose id begins with 0.
         first.arg(&keys.outbox).arg("1").arg("+").arg("COUNT").arg(1);
-        let first: Vec<Item> = self.query("redis:outbox_state.oldest", keys.slot, &first).await?;
+        let first: Vec<RawEntry> = self.query("redis:outbox_state.oldest", keys.slot, &first).await?;
         let oldest = first.first().and_then(|(id, _)| timestamp(id.split('-').next()?.parse().ok()?));
         let dead_letters = self
             .query("redis:outbox_state.dead_letters", keys.slot, redis::cmd("XLEN").arg(&keys.dead_letters))
@@ -338,7 +373,7 @@ mod tests {
 
     fn claim(status: u8, revision: u8, quantity: u8) -> Vec<u8> {
         let mut bytes = vec![7; 16];
-        bytes.extend_from_slice(&[0, 0, 0, 0, 17, 0, 0, 0, quantity, status, revision]);
+        bytes.extend_from_slice(&[0, 0, 0, 0, 17, 0, 0, 0, quantity, status, 0, revision]);
         bytes.extend_from_slice(&1_700_000_000_000_u64.to_be_bytes()[2..]);
         bytes.extend_from_slice(&[0; 6]);
         bytes.extend_from_slice(&[0, 0x4d, 0]);
@@ -350,17 +385,31 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_names_who_asked_for_it_and_may_have_fields_that_this_version_does_not_know() {
+    fn an_entry_names_its_caller_and_unknown_fields_are_ignored() {
         let mut fields = vec![("head", vec![0; HEAD_BYTES]), ("users", b"alice".to_vec())];
         fields.push(("claims", claim(1, 2, 1)));
-        for (more, by) in
+        for (further, by) in
             [(vec![], None), (vec![("by", b"olga".to_vec()), ("later", vec![1])], Some("olga".to_owned()))]
         {
-            let fields = fields.iter().cloned().chain(more);
+            let fields = fields.iter().cloned().chain(further);
             let fields = fields.map(|(name, bytes)| (name.as_bytes().to_vec(), bytes)).collect();
-            let read = entry(&("1-0".to_owned(), fields)).unwrap();
+            let read = entry(&("1-0".to_owned(), fields), OutboxLayout::Current).unwrap();
             assert_eq!((read.events.len(), read.by), (1, by));
         }
+    }
+
+    #[test]
+    fn an_entry_of_layout_6_has_shorter_claims() {
+        let mut of_layout_6 = claim(2, 1, 3);
+        assert_eq!(of_layout_6.remove(26), 0, "the high byte of the revision");
+        let mut head = vec![0; HEAD_BYTES];
+        head[HEAD_BYTES - 1] = 9;
+        let fields = [("head", head), ("users", b"alice bob".to_vec()), ("claims", of_layout_6.repeat(2))];
+        let item = ("1-0".to_owned(), fields.map(|(name, bytes)| (name.as_bytes().to_vec(), bytes)).to_vec());
+        let events = entry(&item, OutboxLayout::Earlier).unwrap().events;
+        assert_eq!(events.iter().map(|event| event.claim.quantity).collect::<Vec<_>>(), [3, 3]);
+        assert!(events.iter().all(|event| event.claim.revision == 1 && event.claim.day == 0x4d00));
+        assert!(entry(&item, OutboxLayout::Current).is_none(), "the layouts differ");
     }
 
     #[test]
@@ -371,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn users_and_claims_stand_side_by_side() {
+    fn an_entry_has_as_many_users_as_claims() {
         let two = [claim(1, 1, 2), claim(1, 1, 3)].concat();
         assert_eq!(events("a b", &two, at()).unwrap().len(), 2);
         for users in ["", "a", "a b c", "a  b", "a b "] {
@@ -380,25 +429,25 @@ mod tests {
     }
 
     #[test]
-    fn what_was_taken_after_each_grant_is_told_from_the_end() {
+    fn units_taken_after_each_grant_are_computed_backwards() {
         let claims = [claim(4, 2, 5), claim(1, 1, 2), claim(3, 2, 1), claim(2, 1, 3)].concat();
         let mut events = events("a b c d", &claims, at()).unwrap();
-        guard(&mut events, Some(100), 34).unwrap();
+        fill_guards(&mut events, Some(100), 34).unwrap();
         let guards: Vec<_> =
             events.iter().map(|event| (event.limit_at_decision, event.cumulative_taken)).collect();
-        // The return between the two grants gave one unit back.
+        // The return between the two grants released one unit.
         assert_eq!(guards, [(None, None), (Some(100), Some(32)), (None, None), (Some(100), Some(34))]);
-        assert!(guard(&mut events, Some(100), 2).is_none(), "more was granted than is taken");
+        assert!(fill_guards(&mut events, Some(100), 2).is_none(), "more was granted than is taken");
     }
 
     proptest! {
         #[test]
-        fn no_bytes_make_reading_panic(users in ".{0,50}", claims in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn arbitrary_bytes_never_panic(users in ".{0,50}", claims in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = events(&users, &claims, at());
         }
 
         #[test]
-        fn a_cut_event_is_no_event(cut in 1_usize..42) {
+        fn a_truncated_event_is_malformed(cut in 1_usize..43) {
             prop_assert!(events("alice", &claim(1, 1, 2)[..cut], at()).is_none());
         }
     }

@@ -1,145 +1,148 @@
-//! One look at many campaigns, in one pipeline of plain reads: whether each seems ready, and what it waits for.
+//! Takes snapshots of many campaigns in one pipeline of plain reads: whether each campaign looks ready, and
+//! its pending work.
 //!
-//! It costs Redis a few microseconds per campaign and no write, so that campaigns at rest cost next to nothing. It only
-//! shows which campaigns need a script call; what `prelude.lua` replies then is what counts.
+//! A snapshot takes Redis a few microseconds and no write, so idle campaigns cost almost nothing. A snapshot
+//! only shows which campaigns need a script call; the reply of that script (see `prelude.lua`) is
+//! authoritative.
 
 use claimgate_shared::{CampaignId, Timestamp, Version};
 use futures_util::future::join_all;
 use redis::streams::StreamRangeReply;
 use redis::{FromRedisValue, Pipeline, RedisError, Value, from_redis_value};
 
-use super::cluster::is_redirect;
-use super::keys::{self, Keys};
-use super::slot::Slot;
-use super::state::{self, CampaignState};
+use super::scripts::keys::{self, Keys};
+use super::scripts::state::{self, CampaignState};
+use super::topology::cluster::is_redirect;
+use super::topology::slot::Slot;
 use super::{CallTarget, RedisStore, RedisStoreError, Session};
 use crate::domain::claim_record::timestamp;
 use crate::domain::counters::Generation;
 
-/// The fields of the campaign's hash that are read.
+/// Fields read from the campaign's hash.
 const FIELDS: [&str; 3] = ["phase", "events_loaded", "revisions_loaded"];
 
-/// For how long a campaign is looked at after it was last asked for.
-const LOOKS_WANTED_MS: u64 = 60_000;
+/// TTL of the requested checks, renewed by each request.
+const CHECKS_TTL_MS: u64 = 60_000;
 
-/// Replies of one campaign, in the order of [`ask`].
+/// Number of replies per campaign, in the order of [`add_reads`].
 const REPLIES: usize = 5;
 
-/// What one look shows of a campaign.
+/// A campaign's state in one survey.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Look {
-    /// Its server's clock.
+pub struct CampaignSnapshot {
+    /// The time by the clock of the campaign's server.
     pub now: Timestamp,
-    /// The generation of the connection: each campaign has to be synchronised once per connection.
+    /// Generation of the connection; each campaign has to be synchronised once per generation.
     pub generation: Generation,
-    /// Whether nothing speaks against its being ready.
+    /// Whether the campaign looks ready.
     pub ready: bool,
-    /// The last sequence given.
+    /// The last sequence number assigned.
     pub sequence: u64,
     /// Units taken.
     pub taken: u64,
-    /// The version of the rules; 0 while it is suspended.
+    /// Version of the rules; 0 while the campaign is suspended.
     pub version: Version,
     /// The campaign's event count.
     pub events: u64,
-    /// Events in the outbox, by the campaign's own counter.
+    /// Number of events in the outbox, by the campaign's own counter.
     pub backlog: u64,
-    /// The sum of all claims' revisions, relayed or not: each event raises one by one.
+    /// Sum of all claims' revisions, relayed or not. Each event raises one revision by 1.
     pub revisions: u64,
-    /// When the oldest entry of the outbox was written; `None` when the outbox is empty.
+    /// Time of the oldest outbox entry; `None` if the outbox is empty.
     pub oldest: Option<Timestamp>,
-    /// When the next hold falls due.
+    /// When the next hold expires.
     pub next_hold: Option<Timestamp>,
 }
 
 impl RedisStore {
-    /// Looks at `campaigns`; of a cluster at those of all nodes at once. Returns a look each, in their order, and `None` for
-    /// those whose node gave none. Writes nothing, and neither synchronises nor judges any of them: see the module.
+    /// Takes a snapshot of each campaign, in the order given; all nodes of a cluster are read in parallel. A
+    /// snapshot is `None` if the campaign's node returned none. Writes nothing and synchronises nothing.
     ///
     /// # Errors
-    /// [`RedisStoreError::Unavailable`] when no server of any of them answers.
-    pub async fn survey(&self, campaigns: &[CallTarget<'_>]) -> Result<Vec<Option<Look>>, RedisStoreError> {
+    /// If no server of any campaign answers.
+    pub async fn survey(
+        &self,
+        campaigns: &[CallTarget<'_>],
+    ) -> Result<Vec<Option<CampaignSnapshot>>, RedisStoreError> {
         let slots: Vec<_> = campaigns.iter().map(|target| target.keys.slot).collect();
-        let looked = self.connections.sessions(&slots).await.into_iter().map(|(session, places)| async {
-            let targets: Vec<_> = places.iter().map(|place| campaigns[*place]).collect();
-            let looks = match session {
-                Ok(mut session) => self.look_at(&mut session, &targets).await,
+        let surveys = self.connections.sessions(&slots).await.into_iter().map(|(session, indexes)| async {
+            let targets: Vec<_> = indexes.iter().map(|index| campaigns[*index]).collect();
+            let result = match session {
+                Ok(mut session) => self.survey_node(&mut session, &targets).await,
                 Err(error) => Err(error.into()),
             };
-            (places, looks)
+            (indexes, result)
         });
-        let (mut looks, mut failed) = (vec![None; campaigns.len()], None);
-        for (places, looked) in join_all(looked).await {
-            match looked {
-                Ok(found) => places.into_iter().zip(found).for_each(|(place, look)| looks[place] = look),
+        let (mut snapshots, mut failed) = (vec![None; campaigns.len()], None);
+        for (indexes, result) in join_all(surveys).await {
+            match result {
+                Ok(found) => {
+                    indexes.into_iter().zip(found).for_each(|(index, snapshot)| snapshots[index] = snapshot);
+                }
                 Err(error) => failed = Some(error),
             }
         }
         match failed {
-            Some(error) if looks.iter().all(Option::is_none) => Err(error),
-            _ => Ok(looks),
+            Some(error) if snapshots.iter().all(Option::is_none) => Err(error),
+            _ => Ok(snapshots),
         }
     }
 
-    /// Asks the cores that serve `campaign` to look at it, which they do within seconds; for a minute.
-    ///
-    /// # Errors
-    /// [`RedisStoreError::Unavailable`] when Redis does not answer: whether they will look is unknown.
-    pub async fn want_look(&self, campaign: &CampaignId) -> Result<(), RedisStoreError> {
-        let slot = Slot::of(keys::LOOKS_WANTED);
-        let add = redis::cmd("SADD").arg(keys::LOOKS_WANTED).arg(campaign.as_str()).to_owned();
-        self.query::<Value>("redis:want_look", slot, &add).await?;
-        let expire = redis::cmd("PEXPIRE").arg(keys::LOOKS_WANTED).arg(LOOKS_WANTED_MS).to_owned();
-        self.query::<Value>("redis:want_look", slot, &expire).await.map(drop)
+    /// Requests that the cores serving `campaign` check it soon. Cores do so within seconds; the request
+    /// expires after a minute.
+    pub async fn request_check(&self, campaign: &CampaignId) -> Result<(), RedisStoreError> {
+        let slot = Slot::of(keys::CHECKS_REQUESTED);
+        let add = redis::cmd("SADD").arg(keys::CHECKS_REQUESTED).arg(campaign.as_str()).to_owned();
+        self.query::<Value>("redis:request_check", slot, &add).await?;
+        let expire = redis::cmd("PEXPIRE").arg(keys::CHECKS_REQUESTED).arg(CHECKS_TTL_MS).to_owned();
+        self.query::<Value>("redis:request_check", slot, &expire).await.map(drop)
     }
 
-    /// The campaigns that are to be looked at.
-    ///
-    /// # Errors
-    /// [`RedisStoreError::Unavailable`] when Redis does not answer.
-    pub async fn looks_wanted(&self) -> Result<Vec<String>, RedisStoreError> {
-        let ask = redis::cmd("SMEMBERS").arg(keys::LOOKS_WANTED).to_owned();
-        self.query("redis:looks_wanted", Slot::of(keys::LOOKS_WANTED), &ask).await
+    /// Returns the ids of the campaigns for which a check was requested.
+    pub async fn requested_checks(&self) -> Result<Vec<String>, RedisStoreError> {
+        let read = redis::cmd("SMEMBERS").arg(keys::CHECKS_REQUESTED).to_owned();
+        self.query("redis:requested_checks", Slot::of(keys::CHECKS_REQUESTED), &read).await
     }
 
-    /// Looks at campaigns of one server.
-    async fn look_at(
+    async fn survey_node(
         &self,
         session: &mut Session,
         campaigns: &[CallTarget<'_>],
-    ) -> Result<Vec<Option<Look>>, RedisStoreError> {
+    ) -> Result<Vec<Option<CampaignSnapshot>>, RedisStoreError> {
         let mut pipe = Pipeline::with_capacity(1 + REPLIES * campaigns.len());
         pipe.ignore_errors().cmd("TIME");
         for target in campaigns {
-            ask(&mut pipe, target.keys);
+            add_reads(&mut pipe, target.keys);
         }
         let replies =
-            session.ask("redis:survey", async |connection| pipe.query_async(connection).await).await;
-        let replies: Vec<Result<Value, RedisError>> = self.noted(replies, session).await?;
-        // A campaign that is on its way to another node cannot be looked at.
+            session.query("redis:survey", async |connection| pipe.query_async(connection).await).await;
+        let replies: Vec<Result<Value, RedisError>> = self.record_error(replies, session).await?;
+        // A campaign whose slot is being migrated to another node cannot be read.
         let redirect =
             replies.iter().find_map(|reply| reply.as_ref().err().filter(|error| is_redirect(error)));
         if let Some(error) = redirect {
-            self.connections.note(error, session).await;
+            self.connections.note_error(error, session).await;
         }
         let mut replies = replies.into_iter();
-        let (now, generation) = (clock(replies.next())?, session.generation);
-        let mut looks = Vec::with_capacity(campaigns.len());
+        let (now, generation) = (server_time(replies.next())?, session.generation);
+        let mut snapshots = Vec::with_capacity(campaigns.len());
         for target in campaigns {
             let of_one: Vec<_> = replies.by_ref().take(REPLIES).collect();
-            let moves = of_one.iter().any(|reply| reply.as_ref().is_err_and(is_redirect));
-            let look = if moves { None } else { Some(look(target, session, &mut of_one.into_iter())?) };
-            looks.push(look.map(|look| Look { now, generation, ..look }));
+            let is_moving = of_one.iter().any(|reply| reply.as_ref().is_err_and(is_redirect));
+            let snapshot =
+                if is_moving { None } else { Some(snapshot(target, session, &mut of_one.into_iter())?) };
+            snapshots.push(snapshot.map(|snapshot| CampaignSnapshot { now, generation, ..snapshot }));
         }
-        Ok(looks)
+        Ok(snapshots)
     }
 }
 
-fn ask(pipe: &mut Pipeline, keys: &Keys) {
+/// Appends the reads of one campaign to `pipe`.
+fn add_reads(pipe: &mut Pipeline, keys: &Keys) {
     pipe.cmd("HMGET").arg(&keys.campaign).arg(&FIELDS);
     pipe.cmd("HGET").arg(&keys.users).arg(state::FIELD);
     pipe.cmd("HGET").arg(&keys.claims).arg(".");
-    // The sentinel, whose score is below every time, and the hold that falls due first.
+    // The sentinel, whose negative score sorts first, and the hold that expires next.
     pipe.cmd("ZRANGE").arg(&keys.holds).arg(0).arg(1).arg("WITHSCORES");
     // The sentinel and the oldest entry.
     pipe.cmd("XRANGE").arg(&keys.outbox).arg("-").arg("+").arg("COUNT").arg(2);
@@ -147,8 +150,8 @@ fn ask(pipe: &mut Pipeline, keys: &Keys) {
 
 type Replies = std::vec::IntoIter<Result<Value, RedisError>>;
 
-/// The next reply, `None` when the key is of another type, which no ready campaign has. Any other error is the server's,
-/// not the campaign's.
+/// Returns the next reply; `None` if the key has the wrong type, which does not occur in a ready campaign.
+/// Any other error is about the server, not the campaign.
 fn next<T: FromRedisValue>(replies: &mut Replies) -> Result<Option<T>, RedisStoreError> {
     match replies.next() {
         Some(Ok(value)) => Ok(from_redis_value(value).ok()),
@@ -158,25 +161,31 @@ fn next<T: FromRedisValue>(replies: &mut Replies) -> Result<Option<T>, RedisStor
     }
 }
 
-fn clock(reply: Option<Result<Value, RedisError>>) -> Result<Timestamp, RedisStoreError> {
+/// Parses the reply of `TIME`.
+fn server_time(reply: Option<Result<Value, RedisError>>) -> Result<Timestamp, RedisStoreError> {
     let reply = reply.transpose().map_err(RedisStoreError::of)?.unwrap_or(Value::Nil);
     let (seconds, micros): (u64, u64) =
         from_redis_value(reply).map_err(|error| RedisStoreError::Unavailable(error.into()))?;
     Ok(timestamp(seconds * 1000 + micros / 1000).unwrap_or_default())
 }
 
-fn look(target: &CallTarget<'_>, session: &Session, replies: &mut Replies) -> Result<Look, RedisStoreError> {
+/// Builds a snapshot from the replies of one campaign, without time and generation.
+fn snapshot(
+    target: &CallTarget<'_>,
+    session: &Session,
+    replies: &mut Replies,
+) -> Result<CampaignSnapshot, RedisStoreError> {
     let fields: Option<[Option<String>; FIELDS.len()]> = next(replies)?;
     let state: Option<Vec<u8>> = next(replies)?;
     let claims: Option<String> = next(replies)?;
     let holds: Vec<(Vec<u8>, f64)> = next(replies)?.unwrap_or_default();
     let outbox: StreamRangeReply = next(replies)?.unwrap_or_default();
-    // Also of a campaign that is not ready: what its outbox holds waits for SQL.
+    // The time is set even if the campaign is not ready: its outbox entries still have to reach SQL.
     let oldest = outbox.ids.iter().find_map(|entry| written_at(&entry.id));
     let (Some([phase, events_loaded, revisions_loaded]), Some(state)) =
         (fields, state.as_deref().and_then(CampaignState::read))
     else {
-        return Ok(Look { oldest, ..Look::default() });
+        return Ok(CampaignSnapshot { oldest, ..CampaignSnapshot::default() });
     };
     let number = |field: Option<String>| field.and_then(|text| text.parse::<u64>().ok());
     let since_load = state.events.saturating_sub(number(events_loaded).unwrap_or(0));
@@ -186,9 +195,9 @@ fn look(target: &CallTarget<'_>, session: &Session, replies: &mut Replies) -> Re
         && phase.as_deref() == Some("open")
         && state.events >= target.minimum_events
         && claims.as_deref() == Some(loaded.as_str())
-        && holds.first().is_some_and(|(member, score)| member == b"." && is_score(*score, &loaded))
+        && holds.first().is_some_and(|(member, score)| member == b"." && is_sentinel_score(*score, &loaded))
         && outbox.ids.first().is_some_and(|entry| entry.id == format!("0-{loaded}"));
-    Ok(Look {
+    Ok(CampaignSnapshot {
         ready,
         sequence: state.sequence,
         taken: state.taken,
@@ -198,19 +207,21 @@ fn look(target: &CallTarget<'_>, session: &Session, replies: &mut Replies) -> Re
         revisions: number(revisions_loaded).unwrap_or(0) + since_load,
         oldest,
         next_hold: holds.iter().find_map(|(_, score)| due_at(*score)),
-        ..Look::default()
+        ..CampaignSnapshot::default()
     })
 }
 
-fn is_score(score: f64, epoch: &str) -> bool {
+/// Returns whether `score` is the score of the sentinel of `epoch`.
+fn is_sentinel_score(score: f64, epoch: &str) -> bool {
     epoch.parse::<f64>().is_ok_and(|epoch| score.to_bits() == (-epoch).to_bits())
 }
 
-/// When an entry was written, by its id; `None` for sentinels, whose ids begin with 0.
+/// Returns the time in an entry's id; `None` for sentinels, whose ids begin with 0.
 fn written_at(id: &str) -> Option<Timestamp> {
     timestamp(id.split('-').next()?.parse().ok().filter(|ms| *ms > 0)?)
 }
 
+/// Returns the expiry that a hold's score encodes; `None` for the sentinel.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a time in milliseconds is below 2^53
 fn due_at(score: f64) -> Option<Timestamp> {
     if score > 0.0 { timestamp(score as u64) } else { None }

@@ -1,36 +1,34 @@
-//! Units added to a campaign's total, once for each idempotency key.
+//! Additions: units added to a campaign's total, once for each idempotency key.
 
 use claimgate_shared::{CampaignId, IdempotencyKey, Problem, Version};
 use sqlx::Row as _;
 
 use super::campaigns::{self, Change, number_change};
-use super::numbers::big;
+use super::numbers::to_i64;
 use super::pool::Transaction;
 use super::{SqlError, SqlStore};
 use crate::domain::addition::Addition;
 use crate::domain::campaign::Campaign;
-use crate::step;
 
 /// The result of an addition.
 #[derive(Debug)]
 pub enum Added {
-    /// Written; this is the campaign now.
+    /// The addition was written. Contains the updated campaign.
     Done(Campaign),
-    /// The same key has added the same units before; this is the campaign now.
+    /// An earlier call with the same key added the same units. Contains the current campaign.
     Replayed(Campaign),
-    /// Not written, for this reason.
+    /// Nothing was written, for this reason.
     Refused(Problem),
-    /// Not written: the database has lost the version that the addition was to follow.
+    /// Nothing was written: the database has lost the version that the addition is based on.
     Forgotten,
 }
 
 impl SqlStore {
-    /// Adds units to the total of the campaign `id`, at version `least` or a later one, once for each key: whatever changes it
-    /// meanwhile comes before or after. `None` when there is no such campaign.
+    /// Adds units to the total of the campaign `id`, once for each key. The campaign must be at version
+    /// `least` or later; concurrent changes are serialised. Returns `None` if there is no such campaign.
     ///
     /// # Errors
-    /// [`SqlError::Unreadable`] for a row that this version cannot read, [`SqlError::Sql`] when the database does not
-    /// answer. The units may have been added all the same: the same key tells.
+    /// The units may have been added. It is safe to repeat the call with the same key.
     pub async fn add(
         &self,
         id: &CampaignId,
@@ -38,15 +36,14 @@ impl SqlStore {
         addition: &Addition,
         change: Change<'_>,
     ) -> Result<Option<Added>, SqlError> {
-        step::before("sql:add").await;
-        let mut transaction = self.pool.begin().await?;
+        let mut transaction = self.pool.begin_at("sql:add").await?;
         let Some(before) = campaigns::lock(&mut transaction, id).await? else {
             return Ok(None);
         };
         if before.version < least {
             return Ok(Some(Added::Forgotten));
         }
-        if let Some(units) = units_of(&mut transaction, id, &addition.idempotency_key).await? {
+        if let Some(units) = added_units(&mut transaction, id, &addition.idempotency_key).await? {
             let is_same = units == addition.units;
             return Ok(Some(if is_same {
                 Added::Replayed(before)
@@ -65,17 +62,17 @@ impl SqlStore {
         .bind(id.as_str())
         .bind(addition.idempotency_key.as_str())
         .bind(addition.units)
-        .bind(big(after.version))
-        .execute(&mut *transaction)
+        .bind(to_i64(after.version))
+        .execute(&mut transaction.lease)
         .await?;
         number_change(&mut transaction, id).await?;
-        step::after(transaction.commit().await)?;
+        transaction.commit().await?;
         Ok(Some(Added::Done(after)))
     }
 }
 
-/// The units that a key has added before.
-async fn units_of(
+/// Returns the units that an earlier call added with this key.
+async fn added_units(
     transaction: &mut Transaction,
     id: &CampaignId,
     key: &IdempotencyKey,
@@ -83,7 +80,7 @@ async fn units_of(
     let row = sqlx::query("SELECT units FROM additions WHERE campaign_id = $1 AND idempotency_key = $2")
         .bind(id.as_str())
         .bind(key.as_str())
-        .fetch_optional(&mut **transaction)
+        .fetch_optional(&mut transaction.lease)
         .await?;
     Ok(row.map(|row| row.try_get(0)).transpose()?)
 }

@@ -1,49 +1,25 @@
-//! The audit: who changed which campaign, and who confirmed or returned which claim, when and how.
+//! The audit: records who changed each campaign, webhook or the user ids, who confirmed or returned each claim,
+//! and when.
 //!
-//! Campaigns' entries stand in `audit`, claims' in `claim_audit`. Both are numbered together, in the order of commits.
+//! There are four tables: `audit`, `claim_audit`, `webhook_audit` and `user_ids_audit`. Their entries share one
+//! numbering, in commit order.
 
 use std::cmp::Reverse;
 
 use claimgate_shared::ids::digest_text;
-use claimgate_shared::{CampaignId, ClaimId, ClaimStatus, Timestamp, Version};
+use claimgate_shared::{CampaignId, ClaimStatus, Timestamp, Version};
 use serde_json::{Value, json};
 use sqlx::any::AnyRow;
 use sqlx::{AssertSqlSafe, Row as _};
 
-use super::numbers::{big, unreadable, unsigned};
-use super::pool::Transaction;
+use super::numbers::{to_i64, unreadable, unsigned};
+use super::pool::{Statement, Transaction};
 use super::{SqlError, SqlStore};
+use crate::domain::audit::AuditItem;
 use crate::domain::counters::Epoch;
 use crate::domain::event::{ClaimEvent, OutboxEntry};
-use crate::step;
 
-/// One change of a campaign or of a claim.
-#[derive(Debug)]
-pub struct AuditEntry {
-    /// Its place among all entries, from 1. Some numbers may be no entry's.
-    pub number: u64,
-    /// The campaign that was changed, or whose claim or webhook was; `None` for a webhook of all campaigns.
-    pub campaign_id: Option<CampaignId>,
-    /// The claim that was confirmed or returned; `None` when the campaign was changed.
-    pub claim_id: Option<ClaimId>,
-    /// The webhook that was changed; `None` for all else.
-    pub webhook_id: Option<String>,
-    /// The version of the campaign that the change made; `None` for all else.
-    pub version: Option<Version>,
-    /// When.
-    pub at: Timestamp,
-    /// The caller's name.
-    pub who: String,
-    /// `create`, `update`, `add`, `pause`, `resume`, `end` or `import`; of a claim `confirm` or `return`; of a webhook
-    /// `webhook_create`, `webhook_delete`, `webhook_enable`, `webhook_disable` or `webhook_rotate_secret`.
-    pub what: String,
-    /// The rules before it, the claim's status, or the webhook; `None` when it was created.
-    pub before: Option<Value>,
-    /// The same after it.
-    pub after: Value,
-}
-
-/// A claim that a caller has confirmed or returned.
+/// A claim that a caller confirmed or returned.
 #[derive(Debug)]
 pub(super) struct ClaimChange<'a> {
     pub campaign: &'a CampaignId,
@@ -58,17 +34,18 @@ pub(super) struct ClaimChange<'a> {
 }
 
 impl<'a> ClaimChange<'a> {
-    /// What a caller has changed by the script call of `entry`: nothing where it names none.
+    /// Returns the changes that a caller made in the script call of `entry`. The result is empty if `entry`
+    /// names no caller.
     pub fn of(campaign: &'a CampaignId, entry: &'a OutboxEntry) -> impl Iterator<Item = Self> {
         let changes = move |who: &'a String| {
-            entry.events.iter().map(move |event| Self::of_event(campaign, entry.epoch, event, who))
+            entry.events.iter().map(move |event| Self::from_event(campaign, entry.epoch, event, who))
         };
         entry.by.iter().flat_map(changes)
     }
 
-    fn of_event(campaign: &'a CampaignId, epoch: Epoch, event: &'a ClaimEvent, who: &'a str) -> Self {
+    fn from_event(campaign: &'a CampaignId, epoch: Epoch, event: &'a ClaimEvent, who: &'a str) -> Self {
         let claim = &event.claim;
-        // A claim loses its expiry when it is granted, and by nothing else.
+        // Only a grant clears a claim's expiry.
         let was_held = claim.status == ClaimStatus::Granted || claim.expires_at.is_some();
         Self {
             campaign,
@@ -83,12 +60,12 @@ impl<'a> ClaimChange<'a> {
         }
     }
 
-    /// Whether it is a change of the claim of that event.
+    /// Returns true if this is a change of the event's claim.
     pub fn is_of(&self, event: &ClaimEvent) -> bool {
         (self.user, &self.digest) == (event.user.as_str(), &digest_text(&event.claim.digest))
     }
 
-    /// Its columns as [`WRITE_CLAIMS`] takes them.
+    /// Returns the columns in the order of [`WRITE_CLAIMS`].
     fn columns(&self, number: i64) -> impl serde::Serialize {
         let what = if self.after == ClaimStatus::Granted { "confirm" } else { "return" };
         (
@@ -107,14 +84,14 @@ impl<'a> ClaimChange<'a> {
     }
 }
 
-/// Writes claims' entries; one that is there already stays as it is.
+/// Writes audit entries of claims. Existing entries stay unchanged.
 const WRITE_CLAIMS: &str = "INSERT INTO claim_audit \
     (number, campaign_id, user_id, digest, epoch, revision, at, who, what, before, after) \
     SELECT CAST(value->>0 AS BIGINT), value->>1, value->>2, value->>3, CAST(value->>4 AS BIGINT), \
     CAST(value->>5 AS BIGINT), CAST(value->>6 AS BIGINT), value->>7, value->>8, value->>9, value->>10 \
     FROM {rows} WHERE TRUE ON CONFLICT (campaign_id, user_id, digest, epoch, revision) DO NOTHING";
 
-/// The last number given. A core of before numbers were drawn may have given some to entries of `audit`.
+/// The last number used. Older versions numbered entries of `audit` without updating `last_audit`.
 macro_rules! last_number {
     () => {
         "CASE WHEN number < (SELECT COALESCE(MAX(number), 0) FROM audit) THEN (SELECT MAX(number) FROM audit) \
@@ -122,116 +99,147 @@ macro_rules! last_number {
     };
 }
 
-/// The last number: all entries up to it are committed.
+/// Reads the last number. All entries up to this number are committed.
 const LAST: &str = concat!("SELECT ", last_number!(), " FROM last_audit");
 
-/// Draws `$1` numbers, and returns the last.
-const DRAW: &str = concat!("UPDATE last_audit SET number = $1 + ", last_number!(), " RETURNING number");
+/// Issues `$1` numbers and returns the last number.
+const ISSUE_NUMBERS: &str =
+    concat!("UPDATE last_audit SET number = $1 + ", last_number!(), " RETURNING number");
 
-/// Entries that are numbered in one transaction, within the time of a call.
+/// Maximum number of entries numbered in one transaction, low enough for the time limit of a call.
 const NUMBERED_MAX: u32 = 5_000;
 
-/// Numbers entries without a number, the oldest first.
+/// Numbers entries that have no number, in order of age.
 const NUMBER: &str = "UPDATE audit SET number = met.place FROM (SELECT campaign_id AS campaign, version AS made, \
     (SELECT number FROM last_audit) + ROW_NUMBER() OVER (ORDER BY at, campaign_id, version) AS place \
     FROM audit WHERE number IS NULL ORDER BY at, campaign_id, version LIMIT $1) AS met \
     WHERE audit.campaign_id = met.campaign AND audit.version = met.made AND audit.number IS NULL";
 
-/// The three tables of the audit, and the columns that each has beside [`SHARED`].
-const TABLES: [(&str, &str); 3] =
-    [("audit", "version"), ("claim_audit", "user_id, digest"), ("webhook_audit", "webhook_id")];
+/// A table of the audit: its name, its columns besides [`SHARED`], and the function that reads a row.
+type Table = (&'static str, &'static str, fn(&AnyRow) -> Result<AuditItem, SqlError>);
+
+const TABLES: [Table; 5] = [
+    ("audit", ", version", campaign_entry),
+    ("claim_audit", ", user_id, digest", claim_entry),
+    ("webhook_audit", ", webhook_id", webhook_entry),
+    ("user_ids_audit", "", entry),
+    ("code_audit", "", entry),
+];
 const SHARED: &str = "number, campaign_id, at, who, what, before, after";
 
-/// The statement for a page of a table, of one campaign or of all. Each table's own: PostgreSQL would sort a page of both.
-fn page((table, own): (&str, &str), campaign: Option<&CampaignId>) -> AssertSqlSafe<String> {
+/// Returns the statement for a page of a table, for one campaign or for all campaigns. PostgreSQL would sort
+/// a union of the tables, so each table has its own statement.
+fn page((table, own, _): Table, campaign: Option<&CampaignId>) -> AssertSqlSafe<String> {
     let condition = if campaign.is_some() { "campaign_id = $4 AND" } else { "" };
     AssertSqlSafe(format!(
-        "SELECT {SHARED}, {own} FROM {table} WHERE {condition} number > $1 AND number <= $2 ORDER BY number LIMIT $3"
+        "SELECT {SHARED}{own} FROM {table} WHERE {condition} number > $1 AND number <= $2 ORDER BY number LIMIT $3"
     ))
 }
 
-/// The statement for the last entries of a table.
-fn last_of((table, own): (&str, &str)) -> AssertSqlSafe<String> {
+/// Returns the statement for the last entries of a table.
+fn last_of((table, own, _): Table) -> AssertSqlSafe<String> {
     AssertSqlSafe(format!(
-        "SELECT {SHARED}, {own} FROM {table} WHERE number <= $1 ORDER BY number DESC LIMIT $2"
+        "SELECT {SHARED}{own} FROM {table} WHERE number <= $1 ORDER BY number DESC LIMIT $2"
     ))
 }
 
-/// Draws the next number of the audit for an entry that `transaction` writes. Until the commit no other entry can be written.
-pub(super) async fn draw_number(transaction: &mut Transaction) -> Result<i64, sqlx::Error> {
-    draw(transaction, 1).await
+/// Issues the next number for an audit entry of `transaction`. Until the commit, no other transaction can
+/// write an entry.
+pub(super) async fn issue_audit_number(transaction: &mut Transaction) -> Result<i64, sqlx::Error> {
+    issue_numbers(transaction, 1).await
 }
 
-/// Draws `count` numbers, and returns the last of them.
-async fn draw(transaction: &mut Transaction, count: usize) -> Result<i64, sqlx::Error> {
-    sqlx::query(DRAW).bind(big(count as u64)).fetch_one(&mut **transaction).await?.try_get(0)
+/// Issues `count` numbers and returns the last number.
+async fn issue_numbers(transaction: &mut Transaction, count: usize) -> Result<i64, sqlx::Error> {
+    sqlx::query(ISSUE_NUMBERS).bind(to_i64(count as u64)).fetch_one(&mut transaction.lease).await?.try_get(0)
 }
 
 impl SqlStore {
-    /// Up to `limit` entries with numbers above `after`, of one campaign or of all, in the order of their numbers.
-    ///
-    /// # Errors
-    /// [`SqlError::Unreadable`] for an entry that this version cannot read, [`SqlError::Sql`] when the database does not
-    /// answer in time.
+    /// Returns up to `limit` entries of one campaign or of all campaigns with numbers above `after`, ordered
+    /// by number.
     pub(crate) async fn audit(
         &self,
         campaign: Option<&CampaignId>,
         after: u64,
         limit: u32,
-    ) -> Result<Vec<AuditEntry>, SqlError> {
-        self.number_audit().await?;
-        step::before("sql:audit").await;
-        let last: i64 = step::after(sqlx::query(LAST).fetch_one(&self.pool).await)?.try_get(0)?;
-        let rows = async |table| {
-            let query = sqlx::query(page(table, campaign)).bind(big(after)).bind(last).bind(i64::from(limit));
-            let query = match campaign {
-                Some(id) => query.bind(id.as_str()),
-                None => query,
-            };
-            query.fetch_all(&self.pool).await
+    ) -> Result<Vec<AuditItem>, SqlError> {
+        let page = |table, last| {
+            let query =
+                sqlx::query(page(table, campaign)).bind(to_i64(after)).bind(last).bind(i64::from(limit));
+            campaign.iter().fold(query, |query, id| query.bind(id.as_str()))
         };
-        let tables = [rows(TABLES[0]).await?, rows(TABLES[1]).await?, rows(TABLES[2]).await?];
-        let mut entries = entries_of(&tables)?;
-        entries.sort_unstable_by_key(|entry| entry.number);
-        entries.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
-        Ok(entries)
+        let mut items = self.audited("sql:audit", page).await?;
+        items.sort_unstable_by_key(|item| item.number);
+        items.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
+        Ok(items)
     }
 
-    /// The last `limit` entries of all campaigns, the latest first.
-    ///
-    /// # Errors
-    /// As [`Self::audit`].
-    pub(crate) async fn last_audit(&self, limit: u32) -> Result<Vec<AuditEntry>, SqlError> {
-        self.number_audit().await?;
-        step::before("sql:last_audit").await;
-        let last: i64 = step::after(sqlx::query(LAST).fetch_one(&self.pool).await)?.try_get(0)?;
-        let rows = async |table| {
-            let query = sqlx::query(last_of(table)).bind(last).bind(i64::from(limit));
-            query.fetch_all(&self.pool).await
-        };
-        let tables = [rows(TABLES[0]).await?, rows(TABLES[1]).await?, rows(TABLES[2]).await?];
-        let mut entries = entries_of(&tables)?;
-        entries.sort_unstable_by_key(|entry| Reverse(entry.number));
-        entries.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
-        Ok(entries)
+    /// Returns the last `limit` entries of all campaigns, the latest first.
+    pub(crate) async fn last_audit(&self, limit: u32) -> Result<Vec<AuditItem>, SqlError> {
+        let page = |table, last| sqlx::query(last_of(table)).bind(last).bind(i64::from(limit));
+        let mut items = self.audited("sql:last_audit", page).await?;
+        items.sort_unstable_by_key(|item| Reverse(item.number));
+        items.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
+        Ok(items)
     }
 
-    /// Numbers all entries that have no number yet: those of before 0013, and of cores of before it.
+    /// Runs the statement `page` on each table, with the last number, and returns all entries.
+    async fn audited<'q>(
+        &self,
+        step: &'static str,
+        page: impl Fn(Table, i64) -> Statement<'q>,
+    ) -> Result<Vec<AuditItem>, SqlError> {
+        self.number_audit().await?;
+        let last: i64 = self.pool.one(step, sqlx::query(LAST)).await?.try_get(0)?;
+        let mut items = Vec::new();
+        for table in TABLES {
+            let (_, _, item) = table;
+            let rows = page(table, last).fetch_all(&mut self.pool.lease().await?).await?;
+            for row in &rows {
+                items.push(item(row)?);
+            }
+        }
+        Ok(items)
+    }
+
+    /// Numbers all entries without a number. Such entries date from before migration 0013, or were written by
+    /// older cores.
     async fn number_audit(&self) -> Result<(), SqlError> {
-        let unmet = "SELECT version FROM audit WHERE number IS NULL LIMIT 1";
-        while sqlx::query(unmet).fetch_optional(&self.pool).await?.is_some() {
+        let unnumbered = "SELECT version FROM audit WHERE number IS NULL LIMIT 1";
+        while sqlx::query(unnumbered).fetch_optional(&mut self.pool.lease().await?).await?.is_some() {
             let mut transaction = self.pool.begin().await?;
-            // Draws none, but locks the row that all numbers come from; then makes known which were given.
-            draw(&mut transaction, 0).await?;
-            sqlx::query(NUMBER).bind(i64::from(NUMBERED_MAX)).execute(&mut *transaction).await?;
-            draw(&mut transaction, 0).await?;
+            // Issuing 0 numbers locks the row of the counter. The second call records the numbers used.
+            issue_numbers(&mut transaction, 0).await?;
+            sqlx::query(NUMBER).bind(i64::from(NUMBERED_MAX)).execute(&mut transaction.lease).await?;
+            issue_numbers(&mut transaction, 0).await?;
             transaction.commit().await?;
         }
         Ok(())
     }
 
-    /// Writes who has confirmed or returned claims, each once. To be called near the end of a transaction: until its commit no
-    /// other entry can be written.
+    /// Records that `who` reads codes of the campaign `id`, or of all campaigns.
+    pub(crate) async fn audit_codes_read(
+        &self,
+        id: Option<&CampaignId>,
+        who: &str,
+        at: Timestamp,
+    ) -> Result<(), SqlError> {
+        let mut transaction = self.pool.begin_at("sql:audit_codes_read").await?;
+        let number = issue_audit_number(&mut transaction).await?;
+        sqlx::query(
+            "INSERT INTO code_audit (number, campaign_id, at, who, what, after) VALUES ($1, $2, $3, $4, 'codes_read', '{}')",
+        )
+        .bind(number)
+        .bind(id.map(CampaignId::as_str))
+        .bind(at.as_ms())
+        .bind(who)
+        .execute(&mut transaction.lease)
+        .await?;
+        Ok(transaction.commit().await?)
+    }
+
+    /// Records who confirmed or returned claims, each change once. Call it near the end of a transaction:
+    /// until the commit, no other transaction can write an entry.
     pub(super) async fn audit_claims(
         &self,
         transaction: &mut Transaction,
@@ -240,67 +248,54 @@ impl SqlStore {
         if changes.is_empty() {
             return Ok(());
         }
-        let last = draw(transaction, changes.len()).await?;
-        let first = last + 1 - big(changes.len() as u64);
+        let last = issue_numbers(transaction, changes.len()).await?;
+        let first = last + 1 - to_i64(changes.len() as u64);
         let rows: Vec<_> = (first..).zip(changes).map(|(number, change)| change.columns(number)).collect();
-        self.with_rows(WRITE_CLAIMS, &rows, rows.len()).execute(&mut **transaction).await?;
+        self.with_rows(WRITE_CLAIMS, &rows, rows.len()).execute(&mut transaction.lease).await?;
         Ok(())
     }
 }
 
-/// The entries of all three tables.
-fn entries_of([campaigns, claims, webhooks]: &[Vec<AnyRow>; 3]) -> Result<Vec<AuditEntry>, SqlError> {
-    let entries = campaigns.iter().map(of_campaign);
-    entries.chain(claims.iter().map(of_claim)).chain(webhooks.iter().map(of_webhook)).collect()
+fn campaign_entry(row: &AnyRow) -> Result<AuditItem, SqlError> {
+    let version = Version::new(unsigned(row.try_get("version")?)?);
+    Ok(AuditItem { version: Some(version), ..shared_columns(row, rules)? })
 }
 
-fn of_campaign(row: &AnyRow) -> Result<AuditEntry, SqlError> {
-    let rules = |text: String| serde_json::from_str(&text).map_err(unreadable);
-    Ok(AuditEntry {
-        version: Some(Version::new(unsigned(row.try_get("version")?)?)),
-        before: row.try_get::<Option<String>, _>("before")?.map(rules).transpose()?,
-        after: rules(row.try_get("after")?)?,
-        ..of_either(row)?
-    })
-}
-
-fn of_claim(row: &AnyRow) -> Result<AuditEntry, SqlError> {
-    let entry = of_either(row)?;
+fn claim_entry(row: &AnyRow) -> Result<AuditItem, SqlError> {
     let (user, digest): (String, String) = (row.try_get("user_id")?, row.try_get("digest")?);
     let campaign: String = row.try_get("campaign_id")?;
     let id = format!("{campaign}.{user}.{digest}");
-    let status = |column| Ok::<_, SqlError>(json!({ "status": row.try_get::<String, _>(column)? }));
-    Ok(AuditEntry {
-        claim_id: Some(id.parse().map_err(unreadable)?),
-        before: Some(status("before")?),
-        after: status("after")?,
-        ..entry
-    })
+    let item = shared_columns(row, |status| Ok(json!({ "status": status })))?;
+    Ok(AuditItem { claim_id: Some(id.parse().map_err(unreadable)?), ..item })
 }
 
-fn of_webhook(row: &AnyRow) -> Result<AuditEntry, SqlError> {
-    let state = |text: String| serde_json::from_str(&text).map_err(unreadable);
-    Ok(AuditEntry {
-        webhook_id: Some(row.try_get("webhook_id")?),
-        before: row.try_get::<Option<String>, _>("before")?.map(state).transpose()?,
-        after: state(row.try_get("after")?)?,
-        ..of_either(row)?
-    })
+fn webhook_entry(row: &AnyRow) -> Result<AuditItem, SqlError> {
+    Ok(AuditItem { webhook_id: Some(row.try_get("webhook_id")?), ..shared_columns(row, rules)? })
 }
 
-/// What all three tables have.
-fn of_either(row: &AnyRow) -> Result<AuditEntry, SqlError> {
+/// Reads an entry of a table that has only the shared columns.
+fn entry(row: &AnyRow) -> Result<AuditItem, SqlError> {
+    shared_columns(row, rules)
+}
+
+/// Parses the rules of a campaign, the state of a webhook, or user ids.
+fn rules(text: &str) -> Result<Value, SqlError> {
+    serde_json::from_str(text).map_err(unreadable)
+}
+
+/// Reads the columns shared by all tables. `state` parses the states before and after the change.
+fn shared_columns(row: &AnyRow, state: fn(&str) -> Result<Value, SqlError>) -> Result<AuditItem, SqlError> {
     let campaign: Option<String> = row.try_get("campaign_id")?;
-    Ok(AuditEntry {
+    Ok(AuditItem {
         number: unsigned(row.try_get("number")?)?,
+        at: Timestamp::from_ms(row.try_get("at")?).map_err(unreadable)?,
+        who: row.try_get("who")?,
+        what: row.try_get("what")?,
         campaign_id: campaign.map(CampaignId::try_from).transpose().map_err(unreadable)?,
         claim_id: None,
         webhook_id: None,
         version: None,
-        at: Timestamp::from_ms(row.try_get("at")?).map_err(unreadable)?,
-        who: row.try_get("who")?,
-        what: row.try_get("what")?,
-        before: None,
-        after: Value::Null,
+        before: row.try_get::<Option<String>, _>("before")?.as_deref().map(state).transpose()?,
+        after: state(&row.try_get::<String, _>("after")?)?,
     })
 }

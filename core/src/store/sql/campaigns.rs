@@ -1,39 +1,44 @@
-//! Campaigns in SQL, and the audit table of their changes.
+//! Reads and writes campaigns in SQL. Every change writes an audit entry.
 
 use std::fmt;
 use std::num::NonZeroU32;
 
 use claimgate_shared::campaign::AdminState;
-use claimgate_shared::{CampaignId, Limits, Timestamp, Version, Window};
+use claimgate_shared::{CampaignId, Limits, PassRule, Timestamp, Version, Window};
 use sqlx::any::{AnyArguments, AnyRow};
 use sqlx::query::Query;
 use sqlx::{Any, Row as _};
 
-use super::audit::draw_number;
-use super::numbers::{big, unreadable, unsigned};
+use super::audit::issue_audit_number;
+use super::numbers::{to_i64, unreadable, unsigned};
 use super::pool::Transaction;
 use super::statements::campaign_columns;
+use super::user_ids::pinned_user_ids;
 use super::{SqlError, SqlStore, statements};
-use crate::domain::campaign::{Campaign, Evicted, RegisterId};
+use crate::domain::campaign::{Campaign, Evicted, Name, RegisterId};
+use crate::domain::codes::CodeStock;
 use crate::domain::counters::{Epoch, FencingToken};
 use crate::domain::high_water_mark::HighWaterMark;
-use crate::step;
+use crate::domain::user_ids::PinnedScheme;
 
-/// The result of a change.
+/// The result of a change. Any campaign in the result is in its current state.
 #[derive(Debug)]
 pub enum Changed {
-    /// Written; this is the campaign now.
+    /// The change was written.
     Done(Campaign),
-    /// Not written, since it is so already; this is the campaign.
-    AsBefore(Campaign),
-    /// Not written: the campaign is at another version; this is the campaign now.
+    /// Nothing was written: the campaign is in the requested state already.
+    Unchanged(Campaign),
+    /// Nothing was written: the campaign is at a different version.
     Conflict(Campaign),
-    /// Not written: an import is unfinished. Until it is complete, a campaign can only be ended.
+    /// Nothing was written: an import is unfinished. Until the import is complete, the campaign can only be
+    /// ended.
     ImportUnfinished,
-    /// Not written: the campaign was ended, for good.
+    /// Nothing was written: the campaign has been ended, which is final.
     Ended,
-    /// Not written: the database has lost the version that the change was to follow.
+    /// Nothing was written: the database has lost the version that the change is based on.
     Forgotten,
+    /// Nothing was written: the campaign was over when these user ids were pinned, and the change would open it.
+    UserIdsChanged(PinnedScheme),
 }
 
 /// A page of campaigns.
@@ -45,38 +50,35 @@ pub struct CampaignPage {
     pub unreadable: Vec<String>,
     /// The last id of the page, readable or not; `None` when the page is empty.
     pub last: Option<String>,
-    /// Whether there may be more.
+    /// Whether there may be more campaigns.
     pub is_full: bool,
 }
 
-/// Who changes a campaign and how, for the audit table.
+/// The audit's description of a change: caller, kind and time.
 #[derive(Debug, Clone, Copy)]
 pub struct Change<'a> {
     /// The caller's name.
     pub who: &'a str,
-    /// `create`, `update`, `add`, `pause`, `resume`, `end`, `import` or `restore`.
+    /// The kind of change: `create`, `update`, `add`, `codes`, `pause`, `resume`, `end`, `import` or
+    /// `restore`.
     pub what: &'a str,
-    /// When.
+    /// The time of the change.
     pub at: Timestamp,
 }
 
 impl SqlStore {
-    /// Writes a new campaign. Returns the one that exists already, if any; then nothing was written.
-    ///
-    /// # Errors
-    /// [`SqlError::Unreadable`] for a row that this version cannot read, [`SqlError::Sql`] when the database does not
-    /// answer. The campaign may have been written all the same.
+    /// Writes a new campaign. If the id is in use, writes nothing and returns the existing campaign.
     pub async fn create(
         &self,
         campaign: &Campaign,
         change: Change<'_>,
     ) -> Result<Option<Campaign>, SqlError> {
-        step::before("sql:create").await;
-        let mut transaction = self.pool.begin().await?;
+        let mut transaction = self.pool.begin_at("sql:create").await?;
         let written = sqlx::query(
             "INSERT INTO campaigns (id, name, starts_at, ends_at, time_zone, total, per_user, per_user_per_day, \
-             per_claim, hold_seconds, admin_state, version, epoch, token, register_id, created_at, changed_at, sequence, events) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $16, 0, 0) \
+             per_claim, hold_seconds, pass_required, pass_until, has_codes, admin_state, version, epoch, token, register_id, \
+             created_at, changed_at, sequence, events) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $19, 0, 0) \
              ON CONFLICT (id) DO NOTHING",
         )
         .bind(campaign.id.as_str())
@@ -89,37 +91,36 @@ impl SqlStore {
         .bind(campaign.limits.per_user_per_day.map(number))
         .bind(campaign.limits.per_claim.map(number))
         .bind(campaign.hold_seconds.map(number))
+        .bind(campaign.pass.map(pass_text))
+        .bind(campaign.pass.and_then(PassRule::until).map(Timestamp::as_ms))
+        .bind(i64::from(campaign.codes.is_some()))
         .bind(admin_state_text(campaign.admin_state))
-        .bind(big(campaign.version))
-        .bind(big(campaign.epoch))
-        .bind(big(campaign.token))
+        .bind(to_i64(campaign.version))
+        .bind(to_i64(campaign.epoch))
+        .bind(to_i64(campaign.token))
         .bind(campaign.register_id.as_str())
         .bind(change.at.as_ms())
-        .execute(&mut *transaction)
+        .execute(&mut transaction.lease)
         .await?;
         if written.rows_affected() == 0 {
             return select(&mut transaction, &campaign.id).await;
         }
         audit(&mut transaction, None, campaign, change).await?;
         number_change(&mut transaction, &campaign.id).await?;
-        step::after(transaction.commit().await)?;
+        transaction.commit().await?;
         Ok(None)
     }
 
-    /// Writes the rules of `campaign` in place of those at version `from`; `None` when there is no such campaign. An
-    /// evicted campaign that is still over stays evicted; any other evicted one does not. An end gives up an unfinished import.
-    ///
-    /// # Errors
-    /// [`SqlError::Unreadable`] for a row that this version cannot read, [`SqlError::Sql`] when the database does not
-    /// answer. The change may have been written all the same.
+    /// Replaces the rules at version `from` with those of `campaign`. Returns `None` if there is no such
+    /// campaign. An evicted campaign stays evicted only if it is still over. Ending a campaign abandons an
+    /// unfinished import.
     pub async fn change(
         &self,
         from: Version,
         campaign: &Campaign,
         change: Change<'_>,
     ) -> Result<Option<Changed>, SqlError> {
-        step::before("sql:change").await;
-        let mut transaction = self.pool.begin().await?;
+        let mut transaction = self.pool.begin_at("sql:change").await?;
         let Some(before) = lock(&mut transaction, &campaign.id).await? else {
             return Ok(None);
         };
@@ -130,17 +131,20 @@ impl SqlStore {
             return Ok(Some(Changed::ImportUnfinished));
         }
         let after = write_rules(&mut transaction, &before, campaign, change).await?;
+        // The audit entry of these rules keeps other transactions from changing the pinned scheme until the commit.
+        if let Some(pinned) = pinned_user_ids(&mut transaction).await?
+            && !pinned.allows_window(before.window, after.window)
+        {
+            return Ok(Some(Changed::UserIdsChanged(pinned)));
+        }
         number_change(&mut transaction, &after.id).await?;
-        step::after(transaction.commit().await)?;
+        transaction.commit().await?;
         Ok(Some(Changed::Done(after)))
     }
 
-    /// Pauses, resumes or ends the campaign `id`, at version `least` or whatever later one it is at: whatever changes it
-    /// meanwhile comes before or after. `None` when there is no such campaign. One that is in that state already stays as it is, which is
-    /// [`Changed::AsBefore`]; an end gives up an unfinished import.
-    ///
-    /// # Errors
-    /// As [`Self::change`].
+    /// Pauses, resumes or ends the campaign `id`, which must be at version `least` or later; concurrent
+    /// changes are serialised. Returns `None` if there is no such campaign, and [`Changed::Unchanged`] if the
+    /// campaign is in that state already. Ending a campaign abandons an unfinished import.
     pub async fn set_admin_state(
         &self,
         id: &CampaignId,
@@ -148,8 +152,7 @@ impl SqlStore {
         to: AdminState,
         change: Change<'_>,
     ) -> Result<Option<Changed>, SqlError> {
-        step::before("sql:set_admin_state").await;
-        let mut transaction = self.pool.begin().await?;
+        let mut transaction = self.pool.begin_at("sql:set_admin_state").await?;
         let Some(before) = lock(&mut transaction, id).await? else {
             return Ok(None);
         };
@@ -165,50 +168,42 @@ impl SqlStore {
             return Ok(Some(Changed::ImportUnfinished));
         }
         if !changes {
-            return Ok(Some(Changed::AsBefore(before)));
+            return Ok(Some(Changed::Unchanged(before)));
         }
         let after = Campaign { admin_state: to, version: before.version.next(), ..before.clone() };
         let after = write_rules(&mut transaction, &before, &after, change).await?;
         number_change(&mut transaction, id).await?;
-        step::after(transaction.commit().await)?;
+        transaction.commit().await?;
         Ok(Some(Changed::Done(after)))
     }
 
-    /// The campaign `id`.
-    ///
-    /// # Errors
-    /// [`SqlError::Unreadable`] for a row that this version cannot read, [`SqlError::Sql`] when the database does not
-    /// answer.
+    /// Reads the campaign `id`.
     pub async fn campaign(&self, id: &CampaignId) -> Result<Option<Campaign>, SqlError> {
-        step::before("sql:campaign").await;
-        let row = step::after(sqlx::query(SELECT_ONE).bind(id.as_str()).fetch_optional(&self.pool).await)?;
-        row.as_ref().map(read).transpose()
+        let query = sqlx::query(SELECT_ONE).bind(id.as_str());
+        self.pool.optional("sql:campaign", query).await?.as_ref().map(read).transpose()
     }
 
-    /// Up to `limit` campaigns whose ids come after `after`, in the order of their ids. One that cannot be read does not
-    /// hide the others: its id is returned separately, and logged once for as long as it stays unreadable.
+    /// Returns up to `limit` campaigns with ids after `after`, ordered by id. The ids of unreadable campaigns
+    /// are returned separately, and each unreadable campaign is logged once.
     pub(crate) async fn campaigns(&self, after: &str, limit: u32) -> Result<CampaignPage, SqlError> {
-        step::before("sql:campaigns").await;
-        let rows = sqlx::query(concat!(
+        let query = sqlx::query(concat!(
             "SELECT ",
             campaign_columns!(),
             " FROM campaigns WHERE id > $1 ORDER BY id LIMIT $2"
         ))
         .bind(after)
-        .bind(i64::from(limit))
-        .fetch_all(&self.pool)
-        .await;
-        self.page(&step::after(rows)?, limit)
+        .bind(i64::from(limit));
+        self.page(&self.pool.all("sql:campaigns", query).await?, limit)
     }
 
-    /// The page that `rows` are, of at most `limit`.
+    /// Builds a page from `rows`, of which there are at most `limit`.
     pub(super) fn page(&self, rows: &[AnyRow], limit: u32) -> Result<CampaignPage, SqlError> {
         let mut page = CampaignPage::default();
         for row in rows {
             let id: String = row.try_get("id")?;
             let campaign = read(row);
             let error = campaign.as_ref().err().map(|error| error as &dyn fmt::Display);
-            self.unreadable.note(&id, error);
+            self.unreadable.log_change(&id, error);
             match campaign {
                 Ok(campaign) => page.campaigns.push(campaign),
                 Err(_) => page.unreadable.push(id.clone()),
@@ -219,38 +214,27 @@ impl SqlStore {
         Ok(page)
     }
 
-    /// Draws the campaign's next fencing token; `None` when there is no such campaign, or it is evicted. A suspension
-    /// under it outranks every earlier one, even one that reaches Redis later.
-    ///
-    /// # Errors
-    /// [`SqlError::Unreadable`] for a row that this version cannot read, [`SqlError::Sql`] when the database does not
-    /// answer. The token may have been drawn all the same.
-    pub async fn draw_token(&self, id: &CampaignId) -> Result<Option<Campaign>, SqlError> {
-        step::before("sql:draw_token").await;
-        let row = sqlx::query(concat!(
+    /// Issues the campaign's next fencing token. Returns `None` if there is no such campaign, or it is
+    /// evicted. A suspension under this token outranks all suspensions under earlier tokens, even if they
+    /// reach Redis later.
+    pub async fn issue_token(&self, id: &CampaignId) -> Result<Option<Campaign>, SqlError> {
+        let query = sqlx::query(concat!(
             "UPDATE campaigns SET token = token + 1 WHERE id = $1 AND evicted_at IS NULL RETURNING ",
             campaign_columns!()
         ))
-        .bind(id.as_str())
-        .fetch_optional(&self.pool)
-        .await;
-        step::after(row)?.as_ref().map(read).transpose()
+        .bind(id.as_str());
+        self.pool.optional("sql:issue_token", query).await?.as_ref().map(read).transpose()
     }
 
-    /// Raises the epoch of `drawn`, whose token was drawn and has suspended it in Redis, to `to`: whatever an older epoch
-    /// still wants to write is stored as revoked from now on. Records the campaign's high-water mark. `None` when another
-    /// token has been drawn since.
-    ///
-    /// # Errors
-    /// [`SqlError::Unreadable`] for a row that this version cannot read, [`SqlError::Sql`] when the database does not
-    /// answer. The epoch may have been raised all the same.
+    /// Raises the epoch of `suspended` to `to`, and records the high-water mark. The campaign must be
+    /// suspended in Redis under the token of `suspended`. Claims of an older epoch that arrive later are
+    /// stored as revoked. Returns `None` if another token has been issued in the meantime.
     pub async fn raise_epoch(
         &self,
-        drawn: &Campaign,
+        suspended: &Campaign,
         to: Epoch,
         high_water_mark: HighWaterMark,
     ) -> Result<Option<Campaign>, SqlError> {
-        step::before("sql:raise_epoch").await;
         let raise = sqlx::query(concat!(
             "UPDATE campaigns SET epoch = $1, \
              sequence = CASE WHEN $2 > sequence THEN $2 ELSE sequence END, \
@@ -258,112 +242,105 @@ impl SqlStore {
              WHERE id = $4 AND token = $5 RETURNING ",
             campaign_columns!()
         ))
-        .bind(big(to))
-        .bind(big(high_water_mark.sequence))
-        .bind(big(high_water_mark.events))
-        .bind(drawn.id.as_str())
-        .bind(big(drawn.token));
-        self.numbered(raise).await
+        .bind(to_i64(to))
+        .bind(to_i64(high_water_mark.sequence))
+        .bind(to_i64(high_water_mark.events))
+        .bind(suspended.id.as_str())
+        .bind(to_i64(suspended.token));
+        self.commit_numbered("sql:raise_epoch", raise).await
     }
 
-    /// As [`Self::raise_epoch`], for keys that go on as they are: only while SQL knows no further than `has`, which is how far
-    /// these keys are, is of the epoch of `drawn`, and has refused none of its claims. `None` otherwise: then nothing was changed.
-    ///
-    /// # Errors
-    /// As [`Self::raise_epoch`].
-    pub async fn adopt_epoch(
+    /// Raises the epoch as [`Self::raise_epoch`] does, to adopt the keys in Redis unchanged; `has` is the
+    /// keys' high-water mark. Changes nothing and returns `None` if SQL is ahead of `has`, is at a different
+    /// epoch than `suspended`, or has refused any claim of the campaign.
+    pub async fn raise_epoch_to_adopt(
         &self,
-        drawn: &Campaign,
+        suspended: &Campaign,
         has: HighWaterMark,
     ) -> Result<Option<Campaign>, SqlError> {
-        step::before("sql:adopt_epoch").await;
-        let mut transaction = self.pool.begin().await?;
-        let Some(now) = lock(&mut transaction, &drawn.id).await? else { return Ok(None) };
-        // Asked under the lock: whatever has been written is seen here, and nothing more is until the commit.
-        let refused = sqlx::query(statements::REFUSED).bind(drawn.id.as_str());
-        let has_refused = refused.fetch_optional(&mut *transaction).await?.is_some();
-        let is_as_drawn = (now.token, now.epoch) == (drawn.token, drawn.epoch);
-        if !is_as_drawn || has_refused || !has.covers(now.high_water_mark) {
+        let mut transaction = self.pool.begin_at("sql:raise_epoch_to_adopt").await?;
+        let Some(now) = lock(&mut transaction, &suspended.id).await? else { return Ok(None) };
+        // The row lock keeps this read current: no other transaction writes claims until the commit.
+        let refused = sqlx::query(statements::REFUSED).bind(suspended.id.as_str());
+        let has_refused = refused.fetch_optional(&mut transaction.lease).await?.is_some();
+        let is_unchanged = (now.token, now.epoch) == (suspended.token, suspended.epoch);
+        if !is_unchanged || has_refused || !has.covers(now.high_water_mark) {
             return Ok(None);
         }
         let row = sqlx::query(concat!(
             "UPDATE campaigns SET epoch = $1, sequence = $2, events = $3 WHERE id = $4 RETURNING ",
             campaign_columns!()
         ))
-        .bind(big(drawn.epoch.next()))
-        .bind(big(has.sequence))
-        .bind(big(has.events))
-        .bind(drawn.id.as_str())
-        .fetch_one(&mut *transaction)
+        .bind(to_i64(suspended.epoch.next()))
+        .bind(to_i64(has.sequence))
+        .bind(to_i64(has.events))
+        .bind(suspended.id.as_str())
+        .fetch_one(&mut transaction.lease)
         .await?;
         let adopted = read(&row)?;
         number_change(&mut transaction, &adopted.id).await?;
-        step::after(transaction.commit().await)?;
+        transaction.commit().await?;
         Ok(Some(adopted))
     }
 
-    /// Records the eviction of `drawn`, whose token was drawn and has suspended it in Redis, and which was relayed then,
-    /// and raises its epoch to `to`; `None` when another token has been drawn since, or its rules have changed.
+    /// Records the eviction of `suspended`, and raises its epoch to `to`. The campaign must be suspended in
+    /// Redis under the token of `suspended`, and then relayed. Returns `None` if another token has been
+    /// issued, or the rules have been changed, in the meantime.
     pub(crate) async fn evict(
         &self,
-        drawn: &Campaign,
+        suspended: &Campaign,
         to: Epoch,
         evicted: Evicted,
         at: Timestamp,
     ) -> Result<Option<Campaign>, SqlError> {
-        step::before("sql:evict").await;
         let evict = sqlx::query(concat!(
             "UPDATE campaigns SET epoch = $1, evicted_at = $2, evicted_taken = $3, evicted_sequence = $4, \
              keys_dropped = 0 WHERE id = $5 AND token = $6 AND version = $7 RETURNING ",
             campaign_columns!()
         ))
-        .bind(big(to))
+        .bind(to_i64(to))
         .bind(at.as_ms())
-        .bind(big(evicted.taken))
-        .bind(big(evicted.sequence))
-        .bind(drawn.id.as_str())
-        .bind(big(drawn.token))
-        .bind(big(drawn.version));
-        self.numbered(evict).await
+        .bind(to_i64(evicted.taken))
+        .bind(to_i64(evicted.sequence))
+        .bind(suspended.id.as_str())
+        .bind(to_i64(suspended.token))
+        .bind(to_i64(suspended.version));
+        self.commit_numbered("sql:evict", evict).await
     }
 
-    /// Makes a change of one row that cores follow; `None` when there is no row that it applies to.
-    pub(super) async fn numbered(
+    /// Runs `change`, which updates one campaign, and numbers the change for other cores. Returns `None` if
+    /// no row matches.
+    pub(super) async fn commit_numbered(
         &self,
+        step: &'static str,
         change: Query<'_, Any, AnyArguments>,
     ) -> Result<Option<Campaign>, SqlError> {
-        let mut transaction = self.pool.begin().await?;
-        let Some(row) = change.fetch_optional(&mut *transaction).await? else { return Ok(None) };
+        let mut transaction = self.pool.begin_at(step).await?;
+        let Some(row) = change.fetch_optional(&mut transaction.lease).await? else { return Ok(None) };
         let campaign = read(&row)?;
         number_change(&mut transaction, &campaign.id).await?;
-        step::after(transaction.commit().await)?;
+        transaction.commit().await?;
         Ok(Some(campaign))
     }
 
-    /// Records that the keys of `evicted` are gone from Redis.
+    /// Records that the keys of `evicted` have been removed from Redis.
     pub(crate) async fn keys_dropped(&self, evicted: &Campaign) -> Result<(), SqlError> {
-        step::before("sql:keys_dropped").await;
-        let done = sqlx::query("UPDATE campaigns SET keys_dropped = 1 WHERE id = $1 AND token = $2")
+        let query = sqlx::query("UPDATE campaigns SET keys_dropped = 1 WHERE id = $1 AND token = $2")
             .bind(evicted.id.as_str())
-            .bind(big(evicted.token))
-            .execute(&self.pool)
-            .await;
-        step::after(done)?;
+            .bind(to_i64(evicted.token));
+        self.pool.run("sql:keys_dropped", query).await?;
         Ok(())
     }
 
-    /// Up to `limit` evicted campaigns whose keys may still be in Redis.
+    /// Returns up to `limit` evicted campaigns whose keys may still be in Redis.
     pub(crate) async fn keys_to_drop(&self, limit: u32) -> Result<Vec<Campaign>, SqlError> {
-        step::before("sql:keys_to_drop").await;
-        let rows = sqlx::query(concat!(
+        let query = sqlx::query(concat!(
             "SELECT ",
             campaign_columns!(),
             " FROM campaigns WHERE keys_dropped = 0 AND evicted_at IS NOT NULL ORDER BY id LIMIT $1"
         ))
-        .bind(i64::from(limit))
-        .fetch_all(&self.pool)
-        .await;
-        step::after(rows)?.iter().map(read).collect()
+        .bind(i64::from(limit));
+        self.pool.all("sql:keys_to_drop", query).await?.iter().map(read).collect()
     }
 }
 
@@ -373,25 +350,26 @@ pub(super) async fn select(
     transaction: &mut Transaction,
     id: &CampaignId,
 ) -> Result<Option<Campaign>, SqlError> {
-    let row = sqlx::query(SELECT_ONE).bind(id.as_str()).fetch_optional(&mut **transaction).await?;
+    let row = sqlx::query(SELECT_ONE).bind(id.as_str()).fetch_optional(&mut transaction.lease).await?;
     row.as_ref().map(read).transpose()
 }
 
-/// The campaign `id`, whose row `transaction` holds from now on. Begins with a write that changes nothing: see the module's
-/// head.
+/// Locks the row of the campaign `id` until the end of `transaction`, and returns the campaign. The first
+/// statement is a write that changes nothing, to lock the row; see the documentation of `sql`.
 pub(super) async fn lock(
     transaction: &mut Transaction,
     id: &CampaignId,
 ) -> Result<Option<Campaign>, SqlError> {
     sqlx::query("UPDATE campaigns SET version = version WHERE id = $1")
         .bind(id.as_str())
-        .execute(&mut **transaction)
+        .execute(&mut transaction.lease)
         .await?;
     select(transaction, id).await
 }
 
-/// Writes the rules of `after` in place of those of `before`, and who changed them. Returns the campaign as it is now. An
-/// unfinished import that is given up by an end did not wait for holds, as an eviction does: the campaign is loaded again.
+/// Replaces the rules of `before` with those of `after`, and writes the audit entry. Returns the updated
+/// campaign. Ending a campaign abandons its unfinished import. An import, unlike an eviction, does not wait
+/// for holds to end, so the campaign is then reloaded.
 pub(super) async fn write_rules(
     transaction: &mut Transaction,
     before: &Campaign,
@@ -401,9 +379,10 @@ pub(super) async fn write_rules(
     let after = Campaign { changed_at: change.at, ..after.clone() };
     let row = sqlx::query(concat!(
         "UPDATE campaigns SET name = $1, starts_at = $2, ends_at = $3, total = $4, per_user = $5, \
-         per_user_per_day = $6, per_claim = $7, hold_seconds = $8, admin_state = $9, version = $10, changed_at = $11, \
-         evicted_at = CASE WHEN $12 = 1 AND import_digest IS NULL THEN evicted_at END, import_digest = NULL \
-         WHERE id = $13 RETURNING ",
+         per_user_per_day = $6, per_claim = $7, hold_seconds = $8, pass_required = $9, pass_until = $10, \
+         admin_state = $11, version = $12, changed_at = $13, \
+         evicted_at = CASE WHEN $14 = 1 AND import_digest IS NULL THEN evicted_at END, import_digest = NULL \
+         WHERE id = $15 RETURNING ",
         campaign_columns!()
     ))
     .bind(after.name.to_string())
@@ -414,12 +393,14 @@ pub(super) async fn write_rules(
     .bind(after.limits.per_user_per_day.map(number))
     .bind(after.limits.per_claim.map(number))
     .bind(after.hold_seconds.map(number))
+    .bind(after.pass.map(pass_text))
+    .bind(after.pass.and_then(PassRule::until).map(Timestamp::as_ms))
     .bind(admin_state_text(after.admin_state))
-    .bind(big(after.version))
+    .bind(to_i64(after.version))
     .bind(change.at.as_ms())
     .bind(i64::from(after.over_since(change.at).is_some()))
     .bind(after.id.as_str())
-    .fetch_one(&mut **transaction)
+    .fetch_one(&mut transaction.lease)
     .await?;
     let after = read(&row)?;
     audit(transaction, Some(before), &after, change).await?;
@@ -432,20 +413,20 @@ pub(super) async fn audit(
     after: &Campaign,
     change: Change<'_>,
 ) -> Result<(), SqlError> {
-    let number = draw_number(transaction).await?;
+    let number = issue_audit_number(transaction).await?;
     sqlx::query(
         "INSERT INTO audit (campaign_id, version, at, who, what, before, after, number) \
          VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
     )
     .bind(after.id.as_str())
-    .bind(big(after.version))
+    .bind(to_i64(after.version))
     .bind(change.at.as_ms())
     .bind(change.who)
     .bind(change.what)
     .bind(before.map(rules_json))
     .bind(rules_json(after))
     .bind(number)
-    .execute(&mut **transaction)
+    .execute(&mut transaction.lease)
     .await?;
     Ok(())
 }
@@ -454,6 +435,7 @@ fn rules_json(campaign: &Campaign) -> String {
     serde_json::json!({
         "name": campaign.name, "starts_at": campaign.window.starts_at(), "ends_at": campaign.window.ends_at(),
         "time_zone": campaign.zone.name(), "limits": campaign.limits, "hold_seconds": campaign.hold_seconds,
+        "pass": campaign.pass, "codes": campaign.codes.map(|stock| stock.added),
         "admin_state": campaign.admin_state,
     })
     .to_string()
@@ -469,7 +451,7 @@ pub(super) fn read(row: &AnyRow) -> Result<Campaign, SqlError> {
     let total: Option<i64> = row.try_get("total")?;
     Ok(Campaign {
         id: row.try_get::<String, _>("id")?.try_into().map_err(unreadable)?,
-        name: row.try_get::<String, _>("name")?.try_into().map_err(unreadable)?,
+        name: Name::stored(row.try_get("name")?),
         window: Window::new(time(row.try_get("starts_at")?)?, ends_at.map(time).transpose()?)
             .map_err(unreadable)?,
         zone: row.try_get::<String, _>("time_zone")?.try_into().map_err(unreadable)?,
@@ -480,6 +462,8 @@ pub(super) fn read(row: &AnyRow) -> Result<Campaign, SqlError> {
             per_claim: limit("per_claim")?,
         },
         hold_seconds: limit("hold_seconds")?,
+        pass: pass(row)?,
+        codes: read_stock(row)?,
         admin_state: admin_state_of(&row.try_get::<String, _>("admin_state")?)?,
         version: Version::new(unsigned(row.try_get("version")?)?),
         epoch: Epoch::new(unsigned(row.try_get("epoch")?)?),
@@ -495,8 +479,38 @@ pub(super) fn read(row: &AnyRow) -> Result<Campaign, SqlError> {
     })
 }
 
+/// Reads the columns of a campaign's codes; `None` for a campaign without codes.
+pub(super) fn read_stock(row: &AnyRow) -> Result<Option<CodeStock>, SqlError> {
+    let pending_from: Option<i64> = row.try_get("codes_pending_from")?;
+    let stock = CodeStock {
+        added: unsigned(row.try_get("codes_added")?)?,
+        assigned: unsigned(row.try_get("codes_assigned")?)?,
+        pending_from: pending_from.map(unsigned).transpose()?,
+    };
+    Ok((row.try_get::<i64, _>("has_codes")? == 1).then_some(stock))
+}
+
 fn number(limit: NonZeroU32) -> i64 {
     i64::from(limit.get())
+}
+
+fn pass_text(rule: PassRule) -> &'static str {
+    match rule {
+        PassRule::Always => "always",
+        PassRule::Until { .. } => "until",
+    }
+}
+
+fn pass(row: &AnyRow) -> Result<Option<PassRule>, SqlError> {
+    let until: Option<i64> = row.try_get("pass_until")?;
+    match (row.try_get::<Option<String>, _>("pass_required")?.as_deref(), until) {
+        (None, _) => Ok(None),
+        (Some("always"), _) => Ok(Some(PassRule::Always)),
+        (Some("until"), Some(ms)) => {
+            Ok(Some(PassRule::Until { until: Timestamp::from_ms(ms).map_err(unreadable)? }))
+        }
+        (Some(other), _) => Err(unreadable(format!("pass_required {other}"))),
+    }
 }
 
 fn admin_state_text(admin_state: AdminState) -> &'static str {
@@ -524,16 +538,16 @@ fn evicted(row: &AnyRow) -> Result<Option<Evicted>, SqlError> {
     Ok(Some(Evicted { taken, sequence: unsigned(row.try_get("evicted_sequence")?)? }))
 }
 
-/// Gives a campaign that `transaction` has changed the next number. To be called last before the commit: until then no
-/// other campaign's change can be committed.
+/// Assigns the next change number to a campaign's change in `transaction`. Call it last: until the commit, no
+/// change of any other campaign can be committed.
 pub(super) async fn number_change(
     transaction: &mut Transaction,
     campaign: &CampaignId,
 ) -> Result<(), sqlx::Error> {
-    sqlx::query("UPDATE last_change SET number = number + 1").execute(&mut **transaction).await?;
+    sqlx::query("UPDATE last_change SET number = number + 1").execute(&mut transaction.lease).await?;
     sqlx::query("UPDATE campaigns SET change_number = (SELECT number FROM last_change) WHERE id = $1")
         .bind(campaign.as_str())
-        .execute(&mut **transaction)
+        .execute(&mut transaction.lease)
         .await?;
     Ok(())
 }

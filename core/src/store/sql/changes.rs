@@ -1,44 +1,37 @@
-//! Which campaigns have changed, and which Redis has to hold. What a core asks each second costs the same however many
-//! campaigns are over.
+//! Reads changed campaigns, and campaigns that belong in Redis. Each core runs these reads every second, so
+//! their cost must not depend on the number of campaigns that are over.
 
 use sqlx::Row as _;
 
 use super::campaigns::CampaignPage;
-use super::numbers::{big, unsigned};
+use super::numbers::{to_i64, unsigned};
 use super::{SqlError, SqlStore, statements};
 use crate::domain::counters::ChangeNumber;
-use crate::step;
 
-/// Concurrent commits for a database with more than one writer.
+/// Concurrent transactions on a database with more than one writer.
 const WRITERS_MAX: usize = 4;
 
 impl SqlStore {
-    /// How many transactions may write at once without blocking each other: SQLite has one writer.
+    /// Returns the number of transactions that may write at once. SQLite has a single writer.
     pub fn writers_max(&self) -> usize {
         if self.is_sqlite() { 1 } else { WRITERS_MAX }
     }
 
-    /// The number of the last change of any campaign.
+    /// Returns the number of the last change of any campaign.
     pub(crate) async fn last_change(&self) -> Result<ChangeNumber, SqlError> {
-        step::before("sql:last_change").await;
-        let row = sqlx::query("SELECT number FROM last_change").fetch_one(&self.pool).await;
-        Ok(ChangeNumber::new(unsigned(step::after(row)?.try_get(0)?)?))
+        let query = sqlx::query("SELECT number FROM last_change");
+        Ok(ChangeNumber::new(unsigned(self.pool.one("sql:last_change", query).await?.try_get(0)?)?))
     }
 
-    /// Up to `limit` campaigns that have changed after `after`, in the order of their last changes, and the number of the
-    /// last of these.
+    /// Returns up to `limit` campaigns that changed after `after`, in the order of their last changes, and
+    /// the highest change number on the page.
     pub(crate) async fn changed(
         &self,
         after: ChangeNumber,
         limit: u32,
     ) -> Result<(CampaignPage, ChangeNumber), SqlError> {
-        step::before("sql:changed").await;
-        let rows = sqlx::query(statements::CHANGED)
-            .bind(big(after))
-            .bind(i64::from(limit))
-            .fetch_all(&self.pool)
-            .await;
-        let rows = step::after(rows)?;
+        let query = sqlx::query(statements::CHANGED).bind(to_i64(after)).bind(i64::from(limit));
+        let rows = self.pool.all("sql:changed", query).await?;
         let last = match rows.last() {
             Some(row) => ChangeNumber::new(unsigned(row.try_get("change_number")?)?),
             None => after,
@@ -46,11 +39,9 @@ impl SqlStore {
         Ok((self.page(&rows, limit)?, last))
     }
 
-    /// Up to `limit` campaigns that are not evicted, with ids after `after`, in the order of their ids.
+    /// Returns up to `limit` campaigns that are not evicted, with ids after `after`, ordered by id.
     pub(crate) async fn campaigns_in_redis(&self, after: &str, limit: u32) -> Result<CampaignPage, SqlError> {
-        step::before("sql:campaigns_in_redis").await;
-        let rows =
-            sqlx::query(statements::IN_REDIS).bind(after).bind(i64::from(limit)).fetch_all(&self.pool).await;
-        self.page(&step::after(rows)?, limit)
+        let query = sqlx::query(statements::IN_REDIS).bind(after).bind(i64::from(limit));
+        self.page(&self.pool.all("sql:campaigns_in_redis", query).await?, limit)
     }
 }

@@ -1,4 +1,4 @@
-//! Reads of claims in SQL: for look-ups, lists and exports, for loads and for comparisons.
+//! Reads claims in SQL: single claims, lists, exports, loads and comparisons.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,70 +10,71 @@ use sqlx::any::{AnyArguments, AnyRow};
 use sqlx::query::Query;
 use sqlx::{Any, Row as _};
 
-use super::numbers::{big, unreadable, unsigned};
-use super::pool::Pool;
-use super::{BULK, SqlError, SqlStore, WHOLE, statements};
+use super::numbers::{to_i64, unreadable, unsigned};
+use super::{BULK_MAX, NO_CURSOR, SqlError, SqlStore, WHOLE_CAMPAIGN_MAX, statements};
 use crate::domain::claim_record::ClaimRecord;
-use crate::step;
 
-/// Claims in one page of a load. Reading it takes some 50 ms.
+/// Number of claims in one page of a load. Reading a page takes about 50 ms.
 const LOAD_PAGE: u32 = 10_000;
 
-/// Claims that one page of those of one status looks at. Reading them takes some 50 ms.
+/// Maximum number of claims scanned for one page filtered by status. Reading this number of claims takes
+/// about 50 ms.
 const FILTERED_MAX: u32 = 10_000;
 
-/// A claim as SQL has it.
+/// A claim in SQL.
 #[derive(Debug)]
 pub struct ClaimRow {
     /// The claim.
     pub claim: Claim,
-    /// Raised by every change of it.
+    /// Raised by every change of the claim.
     pub revision: u64,
-    /// The day it counts on, in days since 1970.
+    /// The day on which the claim counts, in days since 1970.
     pub day: i64,
-    /// When it got its status.
+    /// When the claim entered its current status.
     pub updated_at: Timestamp,
 }
 
-/// What SQL holds of a campaign.
+/// Sums over all rows of a campaign in SQL.
 #[derive(Debug, Clone, Copy)]
 pub struct Totals {
-    /// All rows.
+    /// The number of rows.
     pub claims: u64,
     /// Units granted or held.
     pub taken: u64,
-    /// The highest sequence, revoked claims included.
+    /// The highest sequence number, including revoked claims.
     pub sequence: u64,
-    /// The highest sequence of a claim that is not revoked.
-    pub sequence_standing: u64,
-    /// Rows of revoked claims.
+    /// The highest sequence number of a claim that is not revoked.
+    pub sequence_not_revoked: u64,
+    /// The number of revoked claims.
     pub revoked: u64,
-    /// Rows of held claims.
+    /// The number of held claims.
     pub held: u64,
-    /// The sum of the revisions of all claims that are not revoked: as many as events have reached SQL, each once.
+    /// The sum of the revisions of all claims that are not revoked, which equals the number of events that
+    /// have reached SQL.
     pub revisions: u64,
 }
 
-/// Which of a campaign's claims are listed; by default all.
+/// A filter for a list of a campaign's claims. The default matches all claims.
 #[derive(Debug, Clone, Default)]
 pub struct ClaimFilter {
-    /// Those of this user.
+    /// The user whose claims are listed; `None` for all users.
     pub user: Option<UserId>,
-    /// Those that stand so.
+    /// The status of the listed claims; `None` for any status.
     pub status: Option<ClaimStatus>,
 }
 
-/// A page of claims in the order of their sequence. Of those of one status it may have fewer than were asked for, even none, and
-/// another page behind it.
+/// A page of claims, ordered by sequence number. With a status filter, a page may have fewer claims than
+/// requested, or no claims, even if more pages follow.
 #[derive(Debug)]
 pub struct ClaimPage {
     /// The claims.
     pub rows: Vec<ClaimRow>,
-    /// The claim after which the next page begins; `None` on the last.
+    /// The claim after which the next page begins; `None` on the last page.
     pub next: Option<ClaimCursor>,
 }
 
-/// A place in the list of a campaign's claims. A revoked claim may share its sequence with another.
+/// A position in the list of a campaign's claims. A revoked claim may share its sequence number with another
+/// claim.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClaimCursor {
     sequence: u64,
@@ -81,7 +82,7 @@ pub struct ClaimCursor {
     digest: String,
 }
 
-/// A place among a campaign's claims, user by user.
+/// A position among a campaign's claims, ordered by user.
 #[derive(Debug, Clone, Default)]
 pub struct LoadCursor {
     user: String,
@@ -111,33 +112,29 @@ impl FromStr for ClaimCursor {
         let parts = |text: &str| {
             let (sequence, claim) = text.split_once('~')?;
             let (user, digest) = claim.split_once('.')?;
-            Some(Self { sequence: sequence.parse().ok()?, user: user.to_owned(), digest: digest.to_owned() })
+            let (user, digest) = (user.parse::<UserId>().ok()?, parse_digest(digest).ok()?);
+            let sequence = sequence.parse().ok()?;
+            Some(Self { sequence, user: user.to_string(), digest: digest_text(&digest) })
         };
-        parts(text).ok_or("is not one of ours")
+        parts(text).ok_or(NO_CURSOR)
     }
 }
 
 impl SqlStore {
-    /// A page of a campaign's claims but the revoked, user by user, after the claim `after`; the last page names no next.
-    /// For a suspended campaign, whose claims do not change meanwhile.
-    ///
-    /// # Errors
-    /// [`SqlError::Unreadable`] for a row that this version cannot read, [`SqlError::Sql`] when the database does not
-    /// answer.
+    /// Returns a page of a campaign's claims, ordered by user, after the claim `after`, and the cursor of the
+    /// next page, if any. Revoked claims are left out. The campaign must be suspended, so that its claims do
+    /// not change between pages.
     pub async fn by_user(
         &self,
         campaign: &CampaignId,
         after: &LoadCursor,
     ) -> Result<(Vec<(UserId, ClaimRecord)>, Option<LoadCursor>), SqlError> {
-        step::before("sql:by_user").await;
-        let rows = sqlx::query(statements::BY_USER)
+        let query = sqlx::query(statements::BY_USER)
             .bind(campaign.as_str())
             .bind(after.user.as_str())
             .bind(after.digest.as_str())
-            .bind(i64::from(LOAD_PAGE))
-            .fetch_all(&self.pool.within(BULK))
-            .await;
-        let rows = step::after(rows)?;
+            .bind(i64::from(LOAD_PAGE));
+        let rows = self.pool.within(BULK_MAX).all("sql:by_user", query).await?;
         let records = rows.iter().map(read_record).collect::<Result<Vec<_>, _>>()?;
         let next = records
             .last()
@@ -146,55 +143,41 @@ impl SqlStore {
         Ok((records, next))
     }
 
-    /// What SQL holds of a campaign, summed up.
-    ///
-    /// # Errors
-    /// [`SqlError::Sql`] when the database does not answer within its longest time limit.
+    /// Computes the totals over all rows of a campaign.
     pub async fn totals(&self, campaign: &CampaignId) -> Result<Totals, SqlError> {
-        step::before("sql:totals").await;
-        let row =
-            sqlx::query(statements::TOTALS).bind(campaign.as_str()).fetch_one(&self.pool.within(WHOLE)).await;
-        let row = step::after(row)?;
+        let query = sqlx::query(statements::TOTALS).bind(campaign.as_str());
+        let row = self.pool.within(WHOLE_CAMPAIGN_MAX).one("sql:totals", query).await?;
         Ok(Totals {
             claims: unsigned(row.try_get(0)?)?,
             taken: unsigned(row.try_get(1)?)?,
             sequence: unsigned(row.try_get(2)?)?,
             revoked: unsigned(row.try_get(3)?)?,
             held: unsigned(row.try_get(4)?)?,
-            sequence_standing: unsigned(row.try_get(5)?)?,
+            sequence_not_revoked: unsigned(row.try_get(5)?)?,
             revisions: unsigned(row.try_get(6)?)?,
         })
     }
 
-    /// The sequences that no claim has, as at most `limit` ranges (first, last): gaps that a loss has left.
+    /// Returns the missing sequence numbers as at most `limit` ranges (first, last). Only a loss of claims
+    /// leaves such gaps.
     pub(crate) async fn sequence_gaps(
         &self,
         campaign: &CampaignId,
         limit: u32,
     ) -> Result<Vec<(u64, u64)>, SqlError> {
-        step::before("sql:sequence_gaps").await;
-        let rows = sqlx::query(statements::GAPS)
-            .bind(campaign.as_str())
-            .bind(i64::from(limit))
-            .fetch_all(&self.pool.within(WHOLE))
-            .await;
-        let rows = step::after(rows)?;
+        let query = sqlx::query(statements::GAPS).bind(campaign.as_str()).bind(i64::from(limit));
+        let rows = self.pool.within(WHOLE_CAMPAIGN_MAX).all("sql:sequence_gaps", query).await?;
         rows.iter().map(|row| Ok((unsigned(row.try_get(0)?)?, unsigned(row.try_get(1)?)?))).collect()
     }
 
-    /// The claim `id` as SQL has it.
-    ///
-    /// # Errors
-    /// [`SqlError::Unreadable`] for a row that this version cannot read, [`SqlError::Sql`] when the database does not
-    /// answer.
+    /// Reads the claim `id`.
     pub async fn claim(&self, id: &ClaimId) -> Result<Option<ClaimRow>, SqlError> {
-        step::before("sql:claim").await;
-        let row = bind_id(sqlx::query(statements::ONE), id).fetch_optional(&self.pool).await;
-        step::after(row)?.map(|row| read(&id.campaign, &row)).transpose()
+        let query = bind_id(sqlx::query(statements::ONE), id);
+        self.pool.optional("sql:claim", query).await?.map(|row| read(&id.campaign, &row)).transpose()
     }
 
-    /// Which of these claims of a campaign SQL lacks, or has an earlier revision of, in their order. A revoked claim is not
-    /// missing: SQL has refused it.
+    /// Returns the `claims` that SQL lacks, or has in an earlier revision, in the given order. A revoked
+    /// claim does not count as missing, because SQL has refused that claim.
     pub(crate) async fn lacking(
         &self,
         campaign: &CampaignId,
@@ -202,28 +185,31 @@ impl SqlStore {
     ) -> Result<Vec<(UserId, ClaimRecord)>, SqlError> {
         let identity =
             |(user, record): &(UserId, ClaimRecord)| (user.to_string(), digest_text(&record.digest));
-        let asked: Vec<_> = claims.iter().map(identity).collect();
-        step::before("sql:lacking").await;
+        let keys: Vec<_> = claims.iter().map(identity).collect();
+        let query = self.with_rows(statements::REVISIONS, &keys, keys.len()).bind(campaign.as_str());
         let stored = self
-            .with_rows(statements::REVISIONS, &asked, asked.len())
-            .bind(campaign.as_str())
-            .fetch_all(&self.pool.within(BULK))
-            .await;
-        let stored = step::after(stored)?
+            .pool
+            .within(BULK_MAX)
+            .all("sql:lacking", query)
+            .await?
             .iter()
             .map(|row| Ok(((row.try_get(0)?, row.try_get(1)?), unsigned(row.try_get(2)?)?)))
             .collect::<Result<HashMap<(String, String), u64>, SqlError>>()?;
         let lacks = |claim: &(UserId, ClaimRecord)| {
-            stored.get(&identity(claim)).is_none_or(|there| *there < u64::from(claim.1.revision))
+            stored
+                .get(&identity(claim))
+                .is_none_or(|stored_revision| *stored_revision < u64::from(claim.1.revision))
         };
         Ok(claims.into_iter().filter(lacks).collect())
     }
 
-    /// Up to `limit` claims of a campaign after the place `after`, for a caller that waits.
-    ///
-    /// # Errors
-    /// [`SqlError::Unreadable`] for a row that this version cannot read, [`SqlError::Sql`] when the database does not
-    /// answer.
+    /// Returns the same store with the longer time limit of an export.
+    pub(crate) fn for_export(&self) -> Self {
+        Self { pool: self.pool.within(BULK_MAX), ..self.clone() }
+    }
+
+    /// Returns up to `limit` claims that match `filter`, after the position `after`, ordered by sequence
+    /// number.
     pub async fn claims(
         &self,
         campaign: &CampaignId,
@@ -231,58 +217,33 @@ impl SqlStore {
         after: &ClaimCursor,
         limit: u32,
     ) -> Result<ClaimPage, SqlError> {
-        page(&self.pool, campaign, filter, after, limit).await
-    }
-
-    /// Up to `limit` claims of a campaign after the place `after`, as one part of an export.
-    pub(crate) async fn export_page(
-        &self,
-        campaign: &CampaignId,
-        filter: &ClaimFilter,
-        after: &ClaimCursor,
-        limit: u32,
-    ) -> Result<ClaimPage, SqlError> {
-        page(&self.pool.within(BULK), campaign, filter, after, limit).await
+        // No index covers the status. Without a bound, a page with a rare status would scan the whole
+        // campaign.
+        let scanned_max = if filter.status.is_some() { limit.max(FILTERED_MAX) } else { limit };
+        let statement = if filter.user.is_some() { statements::PAGE_OF_USER } else { statements::PAGE };
+        let found = sqlx::query(statement)
+            .bind(campaign.as_str())
+            .bind(to_i64(after.sequence))
+            .bind(after.user.as_str())
+            .bind(after.digest.as_str())
+            .bind(i64::from(scanned_max));
+        let found = filter.user.iter().fold(found, |found, user| found.bind(user.as_str()));
+        let rows = self.pool.all("sql:claims", found).await?;
+        let mut rows = rows.iter().map(|row| read(campaign, row)).collect::<Result<Vec<_>, _>>()?;
+        let mut next = rows.last().filter(|_| is_full(rows.len(), scanned_max)).map(ClaimCursor::of);
+        if let Some(status) = filter.status {
+            rows.retain(|row| row.claim.status == status);
+        }
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        if rows.len() > limit {
+            rows.truncate(limit);
+            next = rows.last().map(ClaimCursor::of);
+        }
+        Ok(ClaimPage { rows, next })
     }
 }
 
-/// Up to `limit` of the claims that `filter` names after the place `after`, in the order of their sequence.
-async fn page(
-    pool: &Pool,
-    campaign: &CampaignId,
-    filter: &ClaimFilter,
-    after: &ClaimCursor,
-    limit: u32,
-) -> Result<ClaimPage, SqlError> {
-    // No index knows the status: without a bound, a page of a rare one would be the whole campaign.
-    let looked_at = if filter.status.is_some() { limit.max(FILTERED_MAX) } else { limit };
-    step::before("sql:claims").await;
-    let statement = if filter.user.is_some() { statements::PAGE_OF_USER } else { statements::PAGE };
-    let found = sqlx::query(statement)
-        .bind(campaign.as_str())
-        .bind(big(after.sequence))
-        .bind(after.user.as_str())
-        .bind(after.digest.as_str())
-        .bind(i64::from(looked_at));
-    let found = match &filter.user {
-        Some(user) => found.bind(user.as_str()),
-        None => found,
-    };
-    let rows = step::after(found.fetch_all(pool).await)?;
-    let mut rows = rows.iter().map(|row| read(campaign, row)).collect::<Result<Vec<_>, _>>()?;
-    let mut next = rows.last().filter(|_| is_full(rows.len(), looked_at)).map(ClaimCursor::of);
-    if let Some(status) = filter.status {
-        rows.retain(|row| row.claim.status == status);
-    }
-    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    if rows.len() > limit {
-        rows.truncate(limit);
-        next = rows.last().map(ClaimCursor::of);
-    }
-    Ok(ClaimPage { rows, next })
-}
-
-/// Binds `$1` to `$3`: campaign, user and digest of a claim.
+/// Binds the campaign, user and digest of a claim to `$1`, `$2` and `$3`.
 pub(super) fn bind_id(
     query: Query<'static, Any, AnyArguments>,
     id: &ClaimId,
@@ -306,6 +267,7 @@ pub(super) fn read(campaign: &CampaignId, row: &AnyRow) -> Result<ClaimRow, SqlE
         claimed_at: time(row.try_get("claimed_at")?)?,
         expires_at: expires_at.map(time).transpose()?,
         persisted: None,
+        codes: None,
     };
     let revision = unsigned(row.try_get("revision")?)?;
     Ok(ClaimRow { claim, revision, day: row.try_get("day")?, updated_at: time(row.try_get("updated_at")?)? })
@@ -316,7 +278,7 @@ fn read_record(row: &AnyRow) -> Result<(UserId, ClaimRecord), SqlError> {
     text.and_then(parse_record).ok_or_else(|| unreadable(text.unwrap_or("a claim with a column missing")))
 }
 
-/// A claim as [`statements::BY_USER`] returns it.
+/// Parses a claim from a text that [`statements::BY_USER`] returns.
 fn parse_record(text: &str) -> Option<(UserId, ClaimRecord)> {
     let mut columns = text.split(' ');
     let user = columns.next()?.parse().ok()?;
@@ -337,7 +299,8 @@ fn parse_record(text: &str) -> Option<(UserId, ClaimRecord)> {
     columns.next().is_none().then_some((user, record))
 }
 
-/// A claim as the feed's statements return it: as [`statements::BY_USER`], and when it got its status.
+/// Parses a claim from a text that the feed's statements return: the text of [`statements::BY_USER`],
+/// followed by `updated_at`.
 pub(super) fn parse_row(campaign: &CampaignId, text: &str) -> Result<ClaimRow, SqlError> {
     let row = || {
         let (text, updated_at) = text.rsplit_once(' ')?;
@@ -353,6 +316,7 @@ pub(super) fn parse_row(campaign: &CampaignId, text: &str) -> Result<ClaimRow, S
             claimed_at: record.claimed_at,
             expires_at: record.expires_at,
             persisted: None,
+            codes: None,
         };
         let updated_at = Timestamp::from_ms(updated_at.parse().ok()?).ok()?;
         Some(ClaimRow { claim, revision: record.revision.into(), day: record.day.into(), updated_at })
@@ -360,7 +324,7 @@ pub(super) fn parse_row(campaign: &CampaignId, text: &str) -> Result<ClaimRow, S
     row().ok_or_else(|| unreadable(text))
 }
 
-/// The first two columns of every row.
+/// Reads the first two columns, which are the same in every statement.
 fn user_and_digest(row: &AnyRow) -> Result<(UserId, ClaimDigest), SqlError> {
     let user = row.try_get::<&str, _>(0)?.parse().map_err(unreadable)?;
     Ok((user, parse_digest(row.try_get(1)?).map_err(unreadable)?))
@@ -379,12 +343,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_claim_comes_as_one_text_and_nothing_else_is_one() {
+    fn only_a_well_formed_text_is_parsed_as_a_claim() {
         let digest = digest_text(&[7; 16]);
         let text = |end: &str| format!("ann {digest} 2 held 1 9 20000 1750000000000 {end}");
         let (user, record) = parse_record(&text("1750000060000")).unwrap();
-        let told = (user.as_str(), record.digest, record.quantity, record.status, record.sequence);
-        assert_eq!(told, ("ann", [7; 16], 2, ClaimStatus::Held, 9));
+        let parsed = (user.as_str(), record.digest, record.quantity, record.status, record.sequence);
+        assert_eq!(parsed, ("ann", [7; 16], 2, ClaimStatus::Held, 9));
         assert_eq!(record.expires_at.map(Timestamp::as_ms), Some(1_750_000_060_000));
         assert_eq!(parse_record(&text("-")).unwrap().1.expires_at, None);
         for wrong in

@@ -1,4 +1,5 @@
-//! Which cores serve: a row each, for people to see. It decides nothing.
+//! The list of serving cores, with one row for each core, written by [`super::heartbeat`]. The list is for
+//! display only.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,55 +10,51 @@ use sqlx::Row as _;
 use super::numbers::unreadable;
 use super::{SqlError, SqlStore};
 
-/// How long a core that writes no more is listed.
+/// How long a core is listed after its last heartbeat.
 const LISTED: Duration = Duration::from_hours(1);
 
-/// A core, as it has described itself.
+/// A core, as described by its own heartbeat.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CoreRow {
-    /// Its id, which its data directory keeps.
+    /// The id of the run: the core's id, which is stored in its data directory, a dot, and a number.
     pub id: String,
-    /// Its host and the address of its internal API.
+    /// The host, and the address of the internal API.
     pub name: String,
-    /// Its version.
+    /// The version of claimgate.
     pub version: String,
-    /// When it was started, by its own clock.
+    /// The start time by the core's clock.
     pub started_at: Timestamp,
-    /// How many claims have had each result since.
+    /// The number of claims since the start, by result.
     pub results: BTreeMap<String, u64>,
+    /// The number of claims that edges refused and the core recorded since the start, by reason.
+    pub edge_refusals: BTreeMap<String, u64>,
 }
 
 impl SqlStore {
-    /// Records that `core` serves.
-    pub(crate) async fn record_core(&self, core: &CoreRow) -> Result<(), SqlError> {
-        let statement = self.with_now(
-            "INSERT INTO cores (id, name, version, started_at, seen_at, results) VALUES ($1, $2, $3, $4, {now}, $5) \
-             ON CONFLICT (id) DO UPDATE SET name = excluded.name, version = excluded.version, \
-             started_at = excluded.started_at, seen_at = excluded.seen_at, results = excluded.results",
-        );
-        let results = serde_json::to_string(&core.results).map_err(unreadable)?;
-        let query = sqlx::query(statement).bind(core.id.as_str()).bind(core.name.as_str());
-        let query = query.bind(core.version.as_str()).bind(core.started_at.as_ms()).bind(results);
-        query.execute(&self.pool).await?;
+    /// Removes the rows of all runs of the core `core`. Rows of earlier versions have no number after the
+    /// core's id.
+    pub(crate) async fn forget_runs(&self, core: &str) -> Result<(), SqlError> {
+        let statement = "DELETE FROM cores WHERE id = $1 OR SUBSTR(id, 1, LENGTH($1) + 1) = $1 || '.'";
+        sqlx::query(statement).bind(core).execute(&mut self.pool.lease().await?).await?;
         Ok(())
     }
 
-    /// Removes the row of the core `id`, and those of cores that have written none for an hour.
+    /// Removes the row of the run `id`, and the rows of cores without a heartbeat for an hour.
     pub(crate) async fn forget_core(&self, id: &str) -> Result<(), SqlError> {
-        let statement = self.with_now("DELETE FROM cores WHERE id = $1 OR seen_at < {now} - $2");
-        sqlx::query(statement).bind(id).bind(listed_ms()).execute(&self.pool).await?;
+        let statement = self.with_database_clock("DELETE FROM cores WHERE id = $1 OR seen_at < {now} - $2");
+        sqlx::query(statement).bind(id).bind(listed_ms()).execute(&mut self.pool.lease().await?).await?;
         Ok(())
     }
 
-    /// The cores that have written their rows within the hour, by name, and how long ago that was.
+    /// Returns the cores with a heartbeat within the last hour, by name, and the time since that heartbeat.
     pub(crate) async fn cores(&self) -> Result<Vec<(CoreRow, Duration)>, SqlError> {
-        let statement = self.with_now(
-            "SELECT id, name, version, started_at, results, seen_at, {now} FROM cores \
+        let statement = self.with_database_clock(
+            "SELECT id, name, version, started_at, results, seen_at, {now}, edge_refusals FROM cores \
              WHERE seen_at >= {now} - $1 ORDER BY name, id LIMIT 100",
         );
-        let rows = sqlx::query(statement).bind(listed_ms()).fetch_all(&self.pool).await?;
+        let rows = sqlx::query(statement).bind(listed_ms()).fetch_all(&mut self.pool.lease().await?).await?;
         let read = |row: &sqlx::any::AnyRow| {
-            let results: String = row.try_get(4)?;
+            let (results, edge_refusals): (String, String) = (row.try_get(4)?, row.try_get(7)?);
             let (seen_ms, now_ms): (i64, i64) = (row.try_get(5)?, row.try_get(6)?);
             let core = CoreRow {
                 id: row.try_get(0)?,
@@ -65,6 +62,7 @@ impl SqlStore {
                 version: row.try_get(2)?,
                 started_at: Timestamp::from_ms(row.try_get(3)?).map_err(unreadable)?,
                 results: serde_json::from_str(&results).map_err(unreadable)?,
+                edge_refusals: serde_json::from_str(&edge_refusals).map_err(unreadable)?,
             };
             let silent_for = Duration::from_millis(u64::try_from(now_ms - seen_ms).unwrap_or(0));
             Ok::<_, SqlError>((core, silent_for))

@@ -1,7 +1,8 @@
-//! Reads of the feed: the claims that have changed, in the order of commits, each as it stands.
+//! Reads the feed: the changed claims in commit order, each in its current state.
 //!
-//! A place in it is a row and a claim in that row. A database that was restored from a copy numbers its rows again: the claim
-//! tells its places from those of before.
+//! A position in the feed is a row and a claim in that row. After a restore from a backup, row numbers are
+//! used again for other claims. Since a cursor contains its claim, a cursor from before the restore is
+//! detected.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
@@ -13,18 +14,17 @@ use sqlx::Row as _;
 use sqlx::any::AnyRow;
 
 use super::claims::{ClaimRow, parse_row};
-use super::numbers::{big, unreadable, unsigned};
+use super::numbers::{to_i64, unreadable, unsigned};
 use super::{SqlError, SqlStore, statements};
-use crate::step;
 
 /// The first field of every cursor.
 const CURSOR_VERSION: &str = "1";
 
-/// Rows of the feed that are read at once, of up to 32 claims each.
+/// Maximum number of feed rows in one read. Each row has up to 32 claims.
 const ROWS_MAX: u32 = 128;
 
-/// The feed's id and last number, and the row `$1`, if there is one.
-const PLACE: &str = "SELECT feed_id, last_number, number, campaign_id, claims \
+/// Reads the feed's id and last number, and the row with the number `$1`, if there is one.
+const POSITION: &str = "SELECT feed_id, last_number, number, campaign_id, claims \
     FROM feed_position LEFT JOIN feed ON number = $1";
 
 const AFTER: &str = "SELECT number, campaign_id, claims FROM feed WHERE number > $1 ORDER BY number LIMIT $2";
@@ -32,36 +32,35 @@ const AFTER: &str = "SELECT number, campaign_id, claims FROM feed WHERE number >
 const AFTER_OF_CAMPAIGN: &str = "SELECT number, campaign_id, claims FROM feed \
     WHERE campaign_id = $3 AND number > $1 ORDER BY number LIMIT $2";
 
-/// A place in a feed: before everything, or behind a claim.
+/// A position in a feed: before the first claim, or after a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FeedCursor {
     feed_id: String,
     number: u64,
-    /// `user.digest`; `None` before everything, where the number is 0.
+    /// `user.digest`; `None` before the first claim, where the number is 0.
     claim: Option<String>,
 }
 
-/// A changed claim, as it stands.
+/// A changed claim in its current state.
 #[derive(Debug)]
 pub struct FeedItem {
-    /// The place behind it.
+    /// The position after this item.
     pub cursor: FeedCursor,
     /// The claim.
     pub row: ClaimRow,
 }
 
-/// A part of the feed. It may have fewer items than were asked for, but has none only where none is left.
+/// A page of the feed. A page may have fewer items than requested, but is empty only at the end of the feed.
 #[derive(Debug)]
 pub struct FeedPage {
-    /// The claims, each once.
+    /// The claims, without duplicates.
     pub items: Vec<FeedItem>,
-    /// Where to go on.
+    /// The position after this page.
     pub next: FeedCursor,
-    /// The feed's last number: nothing comes behind this page before there is a higher one.
+    /// The feed's last number. After an empty page, there are new items only once this number rises.
     pub last: u64,
 }
 
-/// A row of the feed.
 #[derive(Debug)]
 struct FeedRow {
     number: u64,
@@ -69,17 +68,17 @@ struct FeedRow {
     part: Part,
 }
 
-/// What a row tells of.
+/// The unread claims of a row.
 #[derive(Debug)]
 enum Part {
-    /// These claims, `user.digest` each.
+    /// The listed claims, as `user.digest`.
     Claims(Vec<String>),
-    /// All claims of the campaign that come behind this one, `user.digest`, or all of them.
+    /// All claims of the campaign, ordered by user; if `user.digest` is given, only claims after this claim.
     Campaign(Option<String>),
 }
 
 /// A claim in a row: the row's number, the campaign, and `user.digest`.
-type Place = (u64, CampaignId, String);
+type Position = (u64, CampaignId, String);
 
 impl fmt::Display for FeedCursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -99,29 +98,29 @@ impl FromStr for FeedCursor {
             {
                 (feed_id, number, Some(format!("{user}.{digest}")))
             }
-            _ => return Err("is no cursor"),
+            _ => return Err("is not a cursor"),
         };
-        let number = number.parse().map_err(|_| "is no cursor")?;
+        let number = number.parse().map_err(|_| "is not a cursor")?;
         let cursor = Self { feed_id: feed_id.to_owned(), number, claim };
-        // One text for each place: no `+7` and no `07`.
-        if cursor.to_string() == text { Ok(cursor) } else { Err("is no cursor") }
+        // Each position has exactly one text, so `+7` and `07` are rejected.
+        if cursor.to_string() == text { Ok(cursor) } else { Err("is not a cursor") }
     }
 }
 
 impl FeedCursor {
-    /// Before everything in a feed.
+    /// Returns the position before the first claim.
     pub(super) fn begin(feed_id: String) -> Self {
         Self { feed_id, number: 0, claim: None }
     }
 
-    /// Behind `claim`, `user.digest`, in the row `number`.
-    pub(super) fn behind(feed_id: String, number: u64, claim: String) -> Self {
+    /// Returns the position after `claim` (`user.digest`) in the row `number`.
+    pub(super) fn after(feed_id: String, number: u64, claim: String) -> Self {
         Self { feed_id, number, claim: Some(claim) }
     }
 }
 
 impl FeedRow {
-    /// As [`AFTER`] returns it.
+    /// Reads a row that [`AFTER`] returns.
     fn read(row: &AnyRow) -> Result<Self, SqlError> {
         let claims: Option<String> = row.try_get("claims")?;
         let part = claims.map(|claims| Part::Claims(claims.split(' ').map(str::to_owned).collect()));
@@ -132,8 +131,8 @@ impl FeedRow {
         })
     }
 
-    /// What comes in it behind `claim`; `None` when that is not one of its claims.
-    fn behind(self, claim: &str) -> Option<Self> {
+    /// Returns the rest of the row after `claim`; `None` if the row does not have this claim.
+    fn after(self, claim: &str) -> Option<Self> {
         let part = match self.part {
             Part::Claims(mut claims) => {
                 let at = claims.iter().position(|one| one == claim)?;
@@ -146,35 +145,29 @@ impl FeedRow {
 }
 
 impl SqlStore {
-    /// The feed's last number.
+    /// Returns the feed's last number.
     pub(crate) async fn feed_end(&self) -> Result<u64, SqlError> {
-        step::before("sql:feed_end").await;
-        let row = sqlx::query("SELECT last_number FROM feed_position").fetch_one(&self.pool).await;
-        unsigned(step::after(row)?.try_get(0)?)
+        let query = sqlx::query("SELECT last_number FROM feed_position");
+        unsigned(self.pool.one("sql:feed_end", query).await?.try_get(0)?)
     }
 
-    /// Up to `limit` claims of one campaign or of all that have changed after the place `after`, or ever. `None` when `after`
-    /// is no place of this feed.
-    ///
-    /// # Errors
-    /// [`SqlError::Unreadable`] for a row that this version cannot read, [`SqlError::Sql`] when the database does not
-    /// answer.
+    /// Returns up to `limit` changed claims of one campaign or of all campaigns, after the position `after`,
+    /// or from the beginning. Returns `None` if `after` is not a position in this feed.
     pub(crate) async fn feed(
         &self,
         campaign: Option<&CampaignId>,
         after: Option<&FeedCursor>,
         limit: u32,
     ) -> Result<Option<FeedPage>, SqlError> {
-        step::before("sql:feed").await;
         let mut number = after.map_or(0, |after| after.number);
-        let place = sqlx::query(PLACE).bind(big(number)).fetch_one(&self.pool).await;
-        let place = step::after(place)?;
-        let (feed_id, last) = (place.try_get("feed_id")?, unsigned(place.try_get("last_number")?)?);
+        let position = self.pool.one("sql:feed", sqlx::query(POSITION).bind(to_i64(number))).await?;
+        let (feed_id, last) = (position.try_get("feed_id")?, unsigned(position.try_get("last_number")?)?);
         let begin = FeedCursor::begin(feed_id);
         let mut rows = VecDeque::new();
         if let Some(FeedCursor { feed_id, claim: Some(claim), .. }) = after {
-            let is_ours = *feed_id == begin.feed_id && place.try_get::<Option<i64>, _>("number")?.is_some();
-            let row = if is_ours { FeedRow::read(&place)?.behind(claim) } else { None };
+            let is_ours =
+                *feed_id == begin.feed_id && position.try_get::<Option<i64>, _>("number")?.is_some();
+            let row = if is_ours { FeedRow::read(&position)?.after(claim) } else { None };
             let Some(row) = row else { return Ok(None) };
             rows.extend(Some(row).filter(|row| campaign.is_none_or(|id| row.campaign == *id)));
         } else if after.is_some_and(|after| *after != begin) {
@@ -193,7 +186,7 @@ impl SqlStore {
         Ok(Some(FeedPage { items, next, last }))
     }
 
-    /// Rows of the feed after the number `after`.
+    /// Reads rows of the feed with numbers above `after`.
     async fn feed_rows(
         &self,
         campaign: Option<&CampaignId>,
@@ -201,17 +194,14 @@ impl SqlStore {
         limit: u32,
     ) -> Result<VecDeque<FeedRow>, SqlError> {
         let query = sqlx::query(if campaign.is_some() { AFTER_OF_CAMPAIGN } else { AFTER });
-        // None of them is empty.
-        let query = query.bind(big(after)).bind(i64::from(limit.min(ROWS_MAX)));
-        let query = match campaign {
-            Some(campaign) => query.bind(campaign.as_str()),
-            None => query,
-        };
-        query.fetch_all(&self.pool).await?.iter().map(FeedRow::read).collect()
+        // No row is empty, so `limit` rows are enough.
+        let query = query.bind(to_i64(after)).bind(i64::from(limit.min(ROWS_MAX)));
+        let query = campaign.iter().fold(query, |query, id| query.bind(id.as_str()));
+        query.fetch_all(&mut self.pool.lease().await?).await?.iter().map(FeedRow::read).collect()
     }
 
-    /// Takes `rows` from the front on, and reads up to `limit` of their claims: of one whole campaign, or those that are named
-    /// before the next such row.
+    /// Takes rows from the front of `rows`, and reads up to `limit` claims of these rows. A row for a whole
+    /// campaign is read separately; otherwise all rows up to the next such row are read together.
     async fn next_items(
         &self,
         rows: &mut VecDeque<FeedRow>,
@@ -219,24 +209,25 @@ impl SqlStore {
         feed_id: &str,
     ) -> Result<Vec<FeedItem>, SqlError> {
         let limit_len = usize::try_from(limit).unwrap_or(usize::MAX);
-        let mut places: Vec<Place> = Vec::new();
-        while places.len() < limit_len
+        let mut positions: Vec<Position> = Vec::new();
+        while positions.len() < limit_len
             && let Some(row) = rows.pop_front()
         {
             match row.part {
                 Part::Claims(claims) => {
-                    places.extend(claims.into_iter().map(|claim| (row.number, row.campaign.clone(), claim)));
+                    positions
+                        .extend(claims.into_iter().map(|claim| (row.number, row.campaign.clone(), claim)));
                 }
-                Part::Campaign(_) if !places.is_empty() => {
+                Part::Campaign(_) if !positions.is_empty() => {
                     rows.push_front(row);
                     break;
                 }
-                Part::Campaign(behind) => {
-                    return self.whole_campaign(row.number, &row.campaign, behind, limit, feed_id).await;
+                Part::Campaign(after) => {
+                    return self.whole_campaign(row.number, &row.campaign, after, limit, feed_id).await;
                 }
             }
         }
-        let mut items = self.named_claims(last_of_each(places), feed_id).await?;
+        let mut items = self.named_claims(last_of_each(positions), feed_id).await?;
         items.truncate(limit_len);
         Ok(items)
     }
@@ -245,34 +236,36 @@ impl SqlStore {
         &self,
         number: u64,
         campaign: &CampaignId,
-        behind: Option<String>,
+        after: Option<String>,
         limit: u32,
         feed_id: &str,
     ) -> Result<Vec<FeedItem>, SqlError> {
-        let behind = behind.unwrap_or_default();
-        let (user, digest) = behind.split_once('.').unwrap_or_default();
+        let after = after.unwrap_or_default();
+        let (user, digest) = after.split_once('.').unwrap_or_default();
         let found = sqlx::query(statements::FEED_OF_CAMPAIGN)
             .bind(campaign.as_str())
             .bind(user)
             .bind(digest)
             .bind(i64::from(limit))
-            .fetch_all(&self.pool)
+            .fetch_all(&mut self.pool.lease().await?)
             .await?;
         let rows = found.iter().map(|row| parse_row(campaign, row.try_get(0)?));
         rows.map(|row| Ok(item(feed_id, number, row?))).collect()
     }
 
-    async fn named_claims(&self, places: Vec<Place>, feed_id: &str) -> Result<Vec<FeedItem>, SqlError> {
-        let asked: Vec<_> = (0..).zip(&places).filter_map(asked_for).collect();
-        let found =
-            self.with_rows(statements::FEED_OF_CLAIMS, &asked, asked.len()).fetch_all(&self.pool).await?;
+    async fn named_claims(&self, positions: Vec<Position>, feed_id: &str) -> Result<Vec<FeedItem>, SqlError> {
+        let keys: Vec<_> = (0..).zip(&positions).filter_map(statement_row).collect();
+        let found = self
+            .with_rows(statements::FEED_OF_CLAIMS, &keys, keys.len())
+            .fetch_all(&mut self.pool.lease().await?)
+            .await?;
         let mut rows = HashMap::new();
         for row in &found {
             rows.insert(unsigned(row.try_get(0)?)?, row.try_get::<Option<String>, _>(1)?);
         }
         let mut items = Vec::new();
-        for (at, (number, campaign, _)) in (0..).zip(&places) {
-            // None where SQL has lost the claim.
+        for (at, (number, campaign, _)) in (0..).zip(&positions) {
+            // The text is `None` if SQL has lost the claim.
             if let Some(text) = rows.remove(&at).flatten() {
                 items.push(item(feed_id, *number, parse_row(campaign, &text)?));
             }
@@ -281,19 +274,19 @@ impl SqlStore {
     }
 }
 
-/// A place as [`statements::FEED_OF_CLAIMS`] takes it.
-fn asked_for((at, (_, campaign, claim)): (u64, &Place)) -> Option<(u64, &str, &str, &str)> {
+/// Returns a position in the format of [`statements::FEED_OF_CLAIMS`].
+fn statement_row((at, (_, campaign, claim)): (u64, &Position)) -> Option<(u64, &str, &str, &str)> {
     let (user, digest) = claim.split_once('.')?;
     Some((at, campaign.as_str(), user, digest))
 }
 
-/// The last place of each claim: it stands as its last change has made it.
-fn last_of_each(mut places: Vec<Place>) -> Vec<Place> {
+/// Keeps only the last position of each claim, since every position would show the same current state.
+fn last_of_each(mut positions: Vec<Position>) -> Vec<Position> {
     let mut seen = HashSet::new();
-    places.reverse();
-    places.retain(|(_, campaign, claim)| seen.insert((campaign.clone(), claim.clone())));
-    places.reverse();
-    places
+    positions.reverse();
+    positions.retain(|(_, campaign, claim)| seen.insert((campaign.clone(), claim.clone())));
+    positions.reverse();
+    positions
 }
 
 fn item(feed_id: &str, number: u64, row: ClaimRow) -> FeedItem {
@@ -307,7 +300,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cursor_is_read_as_it_was_written_and_nothing_else_is_one() {
+    fn only_a_well_formed_text_is_parsed_as_a_cursor() {
         for text in ["1.42.0", "1.42.7.ann.aHSIRPhRB6fDKajWWhFLtQ"] {
             assert_eq!(text.parse::<FeedCursor>().unwrap().to_string(), text);
         }
@@ -325,14 +318,15 @@ mod tests {
             "1.42.7.ann.aHSIRPhRB6fDKajWWhFLtQ.1",
             "2.42.0",
         ] {
-            assert_eq!(wrong.parse::<FeedCursor>(), Err("is no cursor"), "{wrong}");
+            assert_eq!(wrong.parse::<FeedCursor>(), Err("is not a cursor"), "{wrong}");
         }
     }
 
     #[test]
-    fn of_each_claim_the_last_place_is_told() {
-        let place = |number, claim: &str| (number, "demo".parse::<CampaignId>().unwrap(), claim.to_owned());
-        let places = vec![place(1, "a.x"), place(1, "b.x"), place(2, "a.x")];
-        assert_eq!(last_of_each(places), [place(1, "b.x"), place(2, "a.x")]);
+    fn only_the_last_position_of_each_claim_is_kept() {
+        let position =
+            |number, claim: &str| (number, "demo".parse::<CampaignId>().unwrap(), claim.to_owned());
+        let positions = vec![position(1, "a.x"), position(1, "b.x"), position(2, "a.x")];
+        assert_eq!(last_of_each(positions), [position(1, "b.x"), position(2, "a.x")]);
     }
 }

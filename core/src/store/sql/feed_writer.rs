@@ -1,55 +1,50 @@
-//! Writes the feed: which claims a transaction has changed, as the last thing that it does.
+//! Writes the feed: as its last statements, a transaction records which claims it changed.
 
 use serde::Serialize;
 
-use super::numbers::big;
+use super::numbers::to_i64;
 use super::pool::Transaction;
 use super::{SqlError, SqlStore};
-use crate::step;
 
-/// The most claims in a row. Most rows stay below the 2,000 bytes from which on PostgreSQL compresses a text, which would take
-/// longer than all else here.
+/// Maximum number of claims in a row. This limit keeps most rows below 2,000 bytes, above which PostgreSQL
+/// compresses a text; compression would cost more than the rest of this module.
 const CLAIMS_MAX: usize = 32;
 
-/// Rows are numbered from here on. The one row of this table is locked from now on until the commit.
+/// Reserves the numbers of the next rows. The single row of this table stays locked until the commit.
 const TAKE_NUMBERS: &str = "UPDATE feed_position SET last_number = last_number + $1";
 
-/// Adds rows, each with how many come after it.
+/// Adds rows to the feed. The first element of each row is the number of rows after it.
 const ADD: &str = "INSERT INTO feed (number, campaign_id, claims) \
     SELECT last_number - CAST(value->>0 AS BIGINT), value->>1, value->>2 FROM feed_position, {rows}";
 
-/// Changed claims of one campaign, as a row of the feed has them.
+/// A row of the feed: the number of rows after it, the campaign, and its changed claims.
 #[derive(Debug, Serialize)]
 pub(super) struct FeedRow<'a>(usize, &'a str, String);
 
-/// The rows that tell of `claims`: campaign, user and digest of each. Those of one campaign are neighbours.
+/// Returns the feed rows for `claims`, which are given by campaign, user and digest, and grouped by campaign.
 pub(super) fn feed_rows<'a>(claims: &[(&'a str, &str, &str)]) -> Vec<FeedRow<'a>> {
     let of_campaigns = claims.chunk_by(|one, next| one.0 == next.0);
     let parts: Vec<_> = of_campaigns.flat_map(|claims| claims.chunks(CLAIMS_MAX)).collect();
-    let row = |(behind, part): (usize, &&[(&'a str, &str, &str)])| {
+    let row = |(after, part): (usize, &&[(&'a str, &str, &str)])| {
         let keys: Vec<_> = part.iter().map(|(_, user, digest)| format!("{user}.{digest}")).collect();
-        FeedRow(behind, part[0].0, keys.join(" "))
+        FeedRow(after, part[0].0, keys.join(" "))
     };
     (0..parts.len()).rev().zip(&parts).map(row).collect()
 }
 
 impl SqlStore {
-    /// Adds `rows` to the feed and commits `transaction`, which must have written all that it has to: until the commit, no other
-    /// one can tell of its claims.
-    ///
-    /// # Errors
-    /// [`SqlError::Sql`] when the database does not answer: whether it has committed is unknown.
-    pub(super) async fn commit_told(
+    /// Appends `rows` to the feed and commits `transaction`. Call it last: until the commit, `transaction`
+    /// holds the lock of the feed, which blocks all other transactions that write claims.
+    pub(super) async fn commit_with_feed(
         &self,
         mut transaction: Transaction,
         rows: &[FeedRow<'_>],
     ) -> Result<(), SqlError> {
         if !rows.is_empty() {
-            sqlx::query(TAKE_NUMBERS).bind(big(rows.len() as u64)).execute(&mut *transaction).await?;
-            self.with_rows(ADD, rows, rows.len()).execute(&mut *transaction).await?;
+            sqlx::query(TAKE_NUMBERS).bind(to_i64(rows.len() as u64)).execute(&mut transaction.lease).await?;
+            self.with_rows(ADD, rows, rows.len()).execute(&mut transaction.lease).await?;
         }
-        step::after(transaction.commit().await)?;
-        Ok(())
+        Ok(transaction.commit().await?)
     }
 }
 
@@ -58,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_is_of_one_campaign_and_not_too_long() {
+    fn a_row_has_claims_of_one_campaign_and_is_bounded() {
         let digest = "aHSIRPhRB6fDKajWWhFLtQ";
         let mut claims = vec![("a", "ann", digest), ("b", "ann", digest), ("b", "bob", digest)];
         assert_eq!(
@@ -66,8 +61,8 @@ mod tests {
             format!(r#"[[1,"a","ann.{digest}"],[0,"b","ann.{digest} bob.{digest}"]]"#)
         );
         claims.resize(CLAIMS_MAX + 3, ("b", "carl", digest));
-        let behind: Vec<_> = feed_rows(&claims).iter().map(|row| (row.0, row.1)).collect();
-        assert_eq!(behind, [(2, "a"), (1, "b"), (0, "b")]);
+        let rows: Vec<_> = feed_rows(&claims).iter().map(|row| (row.0, row.1)).collect();
+        assert_eq!(rows, [(2, "a"), (1, "b"), (0, "b")]);
         assert!(feed_rows(&[]).is_empty());
     }
 }

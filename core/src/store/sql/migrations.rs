@@ -1,13 +1,13 @@
-//! The migrations, as sqlx runs them.
+//! The list of migrations that sqlx runs.
 //!
-//! By hand, since sqlx's macro for it builds both drivers a second time, for the compiler.
+//! The list is written by hand, because sqlx's macro would build both drivers a second time for the compiler.
 
 use sqlx::SqlSafeStr as _;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 
-/// Version, description and text of each. sqlx keeps them in the table `_sqlx_migrations`, the text as a checksum: none of it
-/// ever changes.
-const ALL: [(i64, &str, &str); 16] = [
+/// The version, description and text of each migration. sqlx stores them in the table `_sqlx_migrations`, the
+/// text as a checksum, so they must never change.
+const ALL: [(i64, &str, &str); 21] = [
     (1, "register", include_str!("../../../migrations/0001_register.sql")),
     (2, "claims by place and user", include_str!("../../../migrations/0002_claims_by_place_and_user.sql")),
     (3, "fencing", include_str!("../../../migrations/0003_fencing.sql")),
@@ -24,9 +24,14 @@ const ALL: [(i64, &str, &str); 16] = [
     (14, "webhooks", include_str!("../../../migrations/0014_webhooks.sql")),
     (15, "revoked claims", include_str!("../../../migrations/0015_revoked_claims.sql")),
     (16, "cores", include_str!("../../../migrations/0016_cores.sql")),
+    (17, "webhook events by time", include_str!("../../../migrations/0017_webhook_events_by_time.sql")),
+    (18, "user ids", include_str!("../../../migrations/0018_user_ids.sql")),
+    (19, "passes", include_str!("../../../migrations/0019_passes.sql")),
+    (20, "refusals", include_str!("../../../migrations/0020_refusals.sql")),
+    (21, "codes", include_str!("../../../migrations/0021_codes.sql")),
 ];
 
-/// All migrations, in order.
+/// Returns all migrations in order.
 pub fn migrator() -> Migrator {
     let migrations = ALL.map(|(version, description, text)| {
         Migration::new(version, description.into(), MigrationType::Simple, text.into_sql_str(), false)

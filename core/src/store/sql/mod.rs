@@ -1,96 +1,115 @@
-//! The only way to SQL: campaigns, claims, and who changed what. SQLite or PostgreSQL, by the address's scheme.
+//! The SQL store: campaigns, claims, the feed and the audit. Only this module talks to SQL. The scheme of the
+//! address selects SQLite or PostgreSQL.
 //!
-//! Both understand the same statements but for one word, so there is one text of each. Every transaction that writes begins with a
-//! write: in SQLite that takes the one writer's place at once, in PostgreSQL it locks the campaign's row.
+//! Both databases share the text of each statement; only the placeholders of [`Dialect`] differ. Every
+//! transaction that writes begins with a write. In SQLite, this takes the writer's turn at once; in
+//! PostgreSQL, it locks the campaign's row.
 //!
-//! Every wait has a limit, whatever has become of the database's host ([`pool`]); the wait for a connection counts:
+//! Every wait has a limit, even if the database's host is unreachable ([`pool`]). The limit includes the wait
+//! for a connection:
 //!
-//! | what waits | limit |
+//! | wait | limit |
 //! |---|---|
-//! | what a caller waits for: a campaign, a page of them, a change, a claim, a page of them, a claim transition | [`INTERACTIVE`] |
-//! | a batch relayed or imported; a page of a load or of an export | [`BULK`] |
-//! | the sums and the gaps of a whole campaign; a salvage | [`WHOLE`] |
-//! | a look whether SQL answers, on a connection of its own | [`PING`] |
-//! | a new connection; an idle one looked at before it is used; rollback and return of a used one | [`CONNECT`], [`IDLE_PING`], 1 s |
-//! | the end: connections that are still in use | [`CLOSE`] |
-//! | at start: the first connection; the migrations | [`START`], [`MIGRATE`] |
+//! | calls with a waiting caller: campaigns, changes, claims, lists, claim transitions | [`INTERACTIVE_MAX`] |
+//! | a relayed or imported batch; a page of a load or of an export | [`BULK_MAX`] |
+//! | sums and gaps of a whole campaign; a salvage | [`WHOLE_CAMPAIGN_MAX`] |
+//! | a heartbeat, on its dedicated connection | 2.5 s |
+//! | a new connection; the check of an idle one; the rollback of a used one | 5 s, 0.5 s, 1 s |
+//! | on shutdown: connections in use | [`CLOSE_MAX`] |
+//! | at start: the first connection; the migrations | [`START_MAX`], [`MIGRATE_MAX`] |
 //!
-//! A statement whose limit is over is given up together with its connection. The server gives up by itself, see [`prepare`].
+//! After a timeout, the statement is abandoned together with its connection. The server has its own limits,
+//! see [`prepare`].
 
 mod additions;
 mod audit;
 mod campaigns;
 mod changes;
 mod claims;
+mod codes;
 mod cores;
+pub(crate) mod examined;
 mod feed;
 mod feed_writer;
+mod heartbeat;
+mod heartbeat_connection;
 mod imports;
+pub(crate) mod limits;
 mod migrations;
 mod numbers;
 mod outbox_writer;
 mod pool;
+pub(crate) mod pooler;
+mod refusals;
 mod replication;
+mod report;
 mod restore;
+pub(crate) mod server;
 mod serving;
 pub mod statements;
 mod transition;
 mod unreadable;
 mod user_claims;
+mod user_ids;
 mod webhooks;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::any::AnyPoolOptions;
 use sqlx::migrate::MigrateError;
-use sqlx::{AnyConnection, Connection as _, Row as _};
-use tokio::time::timeout;
+use sqlx::{AnyConnection, Connection as _, Error};
+use tokio::time::{Instant, sleep, timeout};
 
-use self::pool::{Pool, Writer};
+use self::heartbeat_connection::HeartbeatConnection;
+use self::pool::{Connections, Pool, Writer};
+use self::server::Server;
 use self::statements::Dialect;
 use self::unreadable::Unreadable;
 pub use additions::Added;
-pub use audit::AuditEntry;
 pub use campaigns::{CampaignPage, Change, Changed};
 pub use claims::{ClaimCursor, ClaimFilter, ClaimPage, ClaimRow, LoadCursor, Totals};
+pub(crate) use codes::{AddedChunk, Upload};
 pub use cores::CoreRow;
 pub use feed::{FeedCursor, FeedItem, FeedPage};
 pub use outbox_writer::{Batch, EntryOrder, History, OutboxWriteError};
-pub use replication::By;
-pub use serving::ServedBy;
+pub use replication::ChangedBy;
+pub use report::{ClaimTotals, RefusalTotals, Step};
+pub use server::prepare;
+pub use serving::ServingRedis;
 pub use transition::Transitioned;
-pub use user_claims::{UserClaimCursor, place};
+pub use user_claims::{UserClaimCursor, order_key};
+pub use user_ids::{SchemePinned, SchemeSet};
 pub use webhooks::Progress;
 
-/// Connections kept; the admin calls, look-ups and loads share them. The relay has as many of its own.
+/// Maximum number of connections in a pool. Callers and loads share one pool, and the relay has another.
 const CONNECTIONS_MAX: u32 = 8;
 
-/// The limit of calls that a caller waits for. The edge gives core 2 s.
-const INTERACTIVE: Duration = Duration::from_millis(1500);
-/// Thousands of rows: a batch relayed, a page of a load or an export. They take some 300 ms.
-const BULK: Duration = Duration::from_secs(15);
-/// All rows of a campaign in one statement, or a salvage. A million take about a second.
-const WHOLE: Duration = Duration::from_secs(60);
-/// A ping.
-const PING: Duration = Duration::from_secs(1);
-/// A new connection, or the wait for one that is free; a caller's own limit ends it before.
-const CONNECT: Duration = Duration::from_secs(5);
-/// A connection that has lain idle for longer than [`IDLE_TRUSTED`] may lead to a host that is gone: it is asked first.
-const IDLE_PING: Duration = Duration::from_millis(500);
-const IDLE_TRUSTED: Duration = Duration::from_secs(1);
-const CLOSE: Duration = Duration::from_secs(5);
-const START: Duration = Duration::from_secs(5);
-/// A large database may get a new index.
-const MIGRATE: Duration = Duration::from_mins(30);
+/// Timeout of calls with a waiting caller. The edge gives core 2 s.
+const INTERACTIVE_MAX: Duration = Duration::from_millis(1500);
+/// Timeout for thousands of rows: a relayed batch, or a page of a load or an export. Such a statement takes
+/// about 300 ms.
+const BULK_MAX: Duration = Duration::from_secs(15);
+/// Timeout of a statement that touches every row of a campaign, and of a salvage ([`SqlStore::salvage`]). A
+/// million rows take about a second.
+const WHOLE_CAMPAIGN_MAX: Duration = Duration::from_secs(60);
+/// The error for a text that is not a cursor of a list.
+const NO_CURSOR: &str = "must be the next_cursor of a page of this list";
+const CLOSE_MAX: Duration = Duration::from_secs(5);
+/// Timeout for a server that starts at the same time as core.
+const START_MAX: Duration = Duration::from_secs(5);
+/// Timeout for a SQLite file, which may be on a slow disk.
+const SQLITE_START_MAX: Duration = Duration::from_mins(1);
+/// The pause between two attempts to open the first connection.
+const CONNECT_RETRY_PAUSE: Duration = Duration::from_millis(100);
+/// Timeout of all migrations, which may build an index in a large database.
+const MIGRATE_MAX: Duration = Duration::from_mins(30);
 
-/// The database, SQLite or PostgreSQL.
+/// The SQL store, on SQLite or PostgreSQL.
 #[derive(Clone)]
 pub struct SqlStore {
     pool: Pool,
-    /// One connection for [`SqlStore::ping`], made when it is first needed.
-    pings: Pool,
-    url: Arc<str>,
+    heartbeats: Arc<HeartbeatConnection>,
+    server: Arc<Server>,
     /// `Some` for SQLite.
     writer: Option<Writer>,
     unreadable: Arc<Unreadable>,
@@ -98,178 +117,172 @@ pub struct SqlStore {
 }
 
 impl std::fmt::Debug for SqlStore {
-    /// Without the address: it may hold a password.
+    /// Leaves out the address, which may contain a password.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SqlStore").field("pool", &self.pool).finish_non_exhaustive()
     }
 }
 
-/// Why SQL did not answer.
+/// The reason why a call to SQL failed.
 #[derive(Debug, thiserror::Error)]
 pub enum SqlError {
-    /// The database cannot be reached, or refused.
+    /// The database is unreachable, timed out, or refused the call. A commit without an answer may have taken
+    /// effect.
     #[error("SQL is unavailable: {0}")]
     Sql(#[from] sqlx::Error),
-    /// The schema could not be brought up to date.
+    /// A migration failed.
     #[error("migrating the database: {0}")]
     Migrate(#[source] MigrateError),
-    /// The schema is that of a later version, by this migration.
+    /// A newer version of claimgate has migrated the schema. The value is the number of its migration.
     #[error(
-        "a later version of claimgate has changed the database (migration {0}): start that version. Older cores that run go on"
+        "a newer version of claimgate has migrated the database (migration {0}): start that version. Running cores of older \
+         versions continue to work"
     )]
-    Later(i64),
-    /// The schema is not up to date in time.
-    #[error("migrating the database took more than {} minutes", MIGRATE.as_secs() / 60)]
-    MigrateLate,
-    /// A row that this core cannot read.
-    #[error("the database holds what this version cannot read: {0}")]
+    NewerSchema(i64),
+    /// The migrations timed out.
+    #[error("migrating the database took more than {} minutes", MIGRATE_MAX.as_secs() / 60)]
+    MigrateTimeout,
+    /// The database cannot serve core: a pooler shares sessions, or the server allows too few connections.
+    #[error("{0}")]
+    UnsuitableDatabase(String),
+    /// This version cannot read a row.
+    #[error("the database contains data that this version cannot read: {0}")]
     Unreadable(String),
+}
+
+impl SqlError {
+    /// Creates the error of a call that timed out.
+    pub fn timed_out() -> Self {
+        Self::Sql(Error::PoolTimedOut)
+    }
+
+    fn is_transient(&self) -> bool {
+        match self {
+            Self::Sql(error)
+            | Self::Migrate(MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)) => {
+                is_transient(error)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Returns true if the same call may succeed later: the database timed out, is starting or stopping, or has
+/// no free connection.
+pub fn is_transient(error: &Error) -> bool {
+    match error {
+        Error::Io(_) | Error::PoolTimedOut | Error::WorkerCrashed => true,
+        Error::Database(error) => error.code().is_some_and(|code| {
+            ["53300", "57P01", "57P02", "57P03"].contains(&&*code) || server::is_busy(&code)
+        }),
+        _ => false,
+    }
 }
 
 impl From<MigrateError> for SqlError {
     fn from(error: MigrateError) -> Self {
         match error {
-            MigrateError::VersionMissing(version) => Self::Later(version),
+            MigrateError::VersionMissing(version) => Self::NewerSchema(version),
             error => Self::Migrate(error),
         }
     }
 }
 
 impl SqlStore {
-    /// The database as it is, without bringing its schema up to date; connects with the first call.
-    ///
-    /// # Errors
-    /// When the address is none.
-    pub fn as_it_is(url: &str) -> Result<Self, SqlError> {
+    /// Creates a store that does not migrate the database. It connects on the first call.
+    pub fn without_migrating(url: &str) -> Self {
         sqlx::any::install_default_drivers();
-        Self::connect(url, url.starts_with("sqlite:").then(Writer::default))
+        Self::on(Arc::new(Server::at(url)), server::is_file(url).then(Writer::default))
     }
 
-    /// Connects and brings the schema up to date.
-    ///
-    /// # Errors
-    /// When the database does not answer within 5 s, refuses, or cannot be brought up to date.
+    /// Connects and runs the migrations. Waits up to 5 s for a server that is starting or restarting, and up to a minute
+    /// for a SQLite file on a slow disk.
     pub async fn open(url: &str) -> Result<Self, SqlError> {
-        sqlx::any::install_default_drivers();
-        // Without the limits that a server keeps by itself: an index of a large table takes its time.
-        let migrating = AnyPoolOptions::new().max_connections(1).acquire_timeout(START).connect(url).await?;
-        timeout(MIGRATE, migrations::migrator().run(&migrating))
-            .await
-            .map_err(|_| SqlError::MigrateLate)??;
-        migrating.close().await;
-        let sql = Self::connect(url, url.starts_with("sqlite:").then(Writer::default))?;
-        // The first connection is made here, so that the first caller does not wait for it.
-        sqlx::query("SELECT 1").execute(&sql.pool.within(START)).await?;
-        Ok(sql)
+        let sql = Self::without_migrating(url);
+        let limit = if sql.is_sqlite() { SQLITE_START_MAX } else { START_MAX };
+        let until = Instant::now() + limit;
+        loop {
+            match sql.try_open(url, limit).await {
+                Err(error) if error.is_transient() && Instant::now() < until => {
+                    sleep(CONNECT_RETRY_PAUSE).await;
+                }
+                Err(error) => return Err(pooler::explain_pooler_error(error)),
+                Ok(()) => return Ok(sql),
+            }
+        }
     }
 
-    /// Whether this is a SQLite file: then only this core can use it, since it has locked the data directory.
-    pub fn is_sqlite(&self) -> bool {
-        self.url.starts_with("sqlite:")
-    }
-
-    /// The same database over connections of its own, made when they are needed. SQLite works on the thread that makes
-    /// them, or on one like it.
-    ///
-    /// # Errors
-    /// When the address is none.
-    pub fn reopen(&self) -> Result<Self, SqlError> {
-        Self::connect(&self.url, self.writer.clone())
-    }
-
-    fn connect(url: &str, writer: Option<Writer>) -> Result<Self, SqlError> {
-        let connections = |max, wait| {
-            let options = AnyPoolOptions::new().max_connections(max).acquire_timeout(wait);
-            options
-                .test_before_acquire(false)
-                .before_acquire(|connection, met| {
-                    Box::pin(async move {
-                        if met.idle_for > IDLE_TRUSTED {
-                            let answer = timeout(IDLE_PING, connection.ping()).await;
-                            answer.map_err(|_| sqlx::Error::PoolTimedOut)??;
-                        }
-                        Ok(true)
-                    })
-                })
-                .after_connect(|connection, _| Box::pin(prepare(connection)))
-                .connect_lazy(url)
+    async fn try_open(&self, url: &str, limit: Duration) -> Result<(), SqlError> {
+        // No limits are set for this connection on the server, because building an index on a large table
+        // takes long.
+        let connecting = async {
+            let mut connection = AnyConnection::connect(url).await?;
+            server::require_writable(&mut connection).await?;
+            Ok(connection)
         };
-        let is_sqlite = writer.is_some();
-        Ok(Self {
-            pool: Pool::new(connections(CONNECTIONS_MAX, CONNECT)?, INTERACTIVE, writer.clone()),
-            pings: Pool::new(connections(1, PING)?, PING, None),
-            url: url.into(),
-            unreadable: Arc::default(),
-            dialect: if is_sqlite { Dialect::SQLITE } else { Dialect::POSTGRES },
-            writer,
-        })
+        let mut migrating = timeout(limit, connecting).await.unwrap_or_else(|_| Err(pool::timed_out()))?;
+        if !self.is_sqlite() {
+            check_suitable(&mut migrating, url).await?;
+        }
+        timeout(MIGRATE_MAX, migrations::migrator().run_direct(None, &mut migrating, false))
+            .await
+            .map_err(|_| SqlError::MigrateTimeout)??;
+        migrating.close().await?;
+        // Open the first connection here, so that the first caller does not have to wait.
+        sqlx::query("SELECT 1").execute(&mut self.pool.within(limit).lease().await?).await?;
+        Ok(())
     }
 
-    /// The same store for callers, of whom at most `callers_max` wait for SQL at once; further ones are refused at once.
-    /// Core's own work is bounded by its kind and goes past them: it is never refused.
+    /// Returns true for SQLite. Only this core uses the file, because it has locked the data directory.
+    pub fn is_sqlite(&self) -> bool {
+        self.writer.is_some()
+    }
+
+    /// Returns a store for the same database with a separate pool. SQLite works on threads that inherit the
+    /// priority of the thread that opens its connections.
+    #[must_use]
+    pub fn reopen(&self) -> Self {
+        let connections = Connections::to(&self.server, CONNECTIONS_MAX);
+        Self { pool: Pool::new(connections, INTERACTIVE_MAX, self.writer.clone()), ..self.clone() }
+    }
+
+    fn on(server: Arc<Server>, writer: Option<Writer>) -> Self {
+        let connections = Connections::to(&server, CONNECTIONS_MAX);
+        Self {
+            pool: Pool::new(connections, INTERACTIVE_MAX, writer.clone()),
+            heartbeats: Arc::new(HeartbeatConnection::of(&server)),
+            server,
+            unreadable: Arc::default(),
+            dialect: if writer.is_some() { Dialect::SQLITE } else { Dialect::POSTGRES },
+            writer,
+        }
+    }
+
+    /// Returns a store for calls with a waiting caller. At most `callers_max` calls use SQL at once, and
+    /// further calls fail immediately. Core's own work is bounded elsewhere, and uses stores without this
+    /// limit.
     #[must_use]
     pub fn for_callers(&self, callers_max: usize) -> Self {
         Self { pool: self.pool.for_callers(callers_max), ..self.clone() }
     }
 
-    /// Whether SQL answers, within 1 s, and which run of its server: another number tells that it was restarted, or that
-    /// another server stands in its place. It has a connection of its own: however much the others have to do, and however
-    /// long they wait, it shows the database's state.
-    ///
-    /// # Errors
-    /// When SQL does not answer.
-    pub async fn ping(&self) -> Result<i64, SqlError> {
-        let statement = if self.is_sqlite() { "SELECT 0" } else { SERVER_RUN };
-        Ok(sqlx::query(statement).fetch_one(&self.pings).await?.try_get(0)?)
-    }
-
-    /// Waits up to 5 s for statements in flight, and closes all connections.
+    /// Waits up to 5 s for statements in flight, then closes all connections.
     pub async fn close(&self) {
-        tokio::join!(self.pool.close(CLOSE), self.pings.close(CLOSE));
+        tokio::join!(self.pool.close(CLOSE_MAX), self.heartbeats.stop());
     }
 }
 
-/// When PostgreSQL's server was started, in ms since 1970.
-const SERVER_RUN: &str = "SELECT CAST(EXTRACT(EPOCH FROM pg_postmaster_start_time()) * 1000 AS BIGINT)";
-
-/// Limits that PostgreSQL enforces when core, or the network to it, is gone: an abandoned transaction must not keep a
-/// campaign's row locked. And no sorting where an index has the order: without it, while a database that has just been
-/// restored has no statistics, each page of a load would collect and sort all claims that are left. Those that a server does
-/// not know are left out.
-const SERVER_SETTINGS: &str = "SELECT set_config(name, wanted.value, false) FROM (VALUES \
-    ('statement_timeout', '60s'), ('lock_timeout', '10s'), ('idle_in_transaction_session_timeout', '5s'), \
-    ('client_connection_check_interval', '1s'), ('tcp_user_timeout', '10s'), ('tcp_keepalives_idle', '5'), \
-    ('tcp_keepalives_interval', '2'), ('tcp_keepalives_count', '3'), ('enable_sort', 'off'), \
-    ('default_transaction_isolation', 'read committed')) AS wanted (parameter, value) \
-    JOIN pg_settings ON name = parameter";
-
-/// A statement that may undo itself keeps the pages it changes in a temporary file, unless told to keep them in memory. And
-/// the more is written before the log is brought into the database (16,384 pages are 64 MiB), the fewer pages are brought
-/// twice: the relay's claims come in the order of random users. Both together save an eighth of its time. A page that is not
-/// among the 16 MiB in memory takes a call to the system.
-const PRAGMAS: [&str; 7] = [
-    "journal_mode = WAL",
-    "synchronous = FULL",
-    "busy_timeout = 1200",
-    "foreign_keys = ON",
-    "temp_store = MEMORY",
-    "wal_autocheckpoint = 16384",
-    "cache_size = -16384",
-];
-
-/// Prepares a new connection. PostgreSQL: the limits that it keeps, and how it plans. SQLite: readers beside the one writer,
-/// a commit that survives the power going out, and a wait for the writer's place that ends before any caller's.
-///
-/// # Errors
-/// When the database does not answer.
-pub async fn prepare(connection: &mut AnyConnection) -> Result<(), sqlx::Error> {
-    if connection.backend_name() != "SQLite" {
-        sqlx::raw_sql(SERVER_SETTINGS).execute(&mut *connection).await?;
-        return Ok(());
+/// Rejects a database that can never serve core. Warns about a database that sometimes cannot.
+async fn check_suitable(connection: &mut AnyConnection, url: &str) -> Result<(), SqlError> {
+    let few = limits::low_connection_limit(connection).await?;
+    if let Some(few) = few {
+        if few.connections < limits::CONNECTIONS_MIN {
+            let min = limits::CONNECTIONS_MIN;
+            return Err(SqlError::UnsuitableDatabase(format!(
+                "{few}; core does not start with fewer than {min}"
+            )));
+        }
+        tracing::warn!("{few}; raise {}", few.set_by);
     }
-    for pragma in PRAGMAS {
-        let statement = sqlx::AssertSqlSafe(format!("PRAGMA {pragma}"));
-        sqlx::query(statement).execute(&mut *connection).await?;
-    }
-    Ok(())
+    pooler::reject_shared_sessions(connection, url).await
 }

@@ -1,4 +1,5 @@
-//! Numbers as the databases keep them, and what of a row cannot be read.
+//! Conversions between the databases' signed integers and unsigned integers, and the error for unreadable
+//! values.
 
 use super::SqlError;
 
@@ -10,7 +11,7 @@ pub(super) fn unsigned(number: i64) -> Result<u64, SqlError> {
     u64::try_from(number).map_err(unreadable)
 }
 
-/// SQL's integers are signed; what is counted here stays far below 2^63.
-pub(super) fn big(number: impl Into<u64>) -> i64 {
+/// Converts a number for SQL, whose integers are signed. All counts stay far below 2^63.
+pub(super) fn to_i64(number: impl Into<u64>) -> i64 {
     i64::try_from(number.into()).unwrap_or(i64::MAX)
 }

@@ -1,11 +1,12 @@
-//! Writes outbox entries to SQL: in batches, of one campaign or of several, and one by one for a suspended campaign.
+//! Writes outbox entries to SQL: in batches of one or several campaigns, or claim by claim for a suspended
+//! campaign.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::slice;
 
 use claimgate_shared::ids::digest_text;
-use claimgate_shared::{CampaignId, ClaimId, ClaimStatus, Timestamp};
+use claimgate_shared::{CampaignId, ClaimDigest, ClaimId, ClaimStatus, Timestamp};
 use serde::{Serialize, Serializer};
 use sqlx::any::{AnyArguments, AnyRow};
 use sqlx::query::Query;
@@ -13,27 +14,28 @@ use sqlx::{Any, AssertSqlSafe, Row as _};
 
 use super::audit::ClaimChange;
 use super::claims::bind_id;
+use super::codes::Numbered;
 use super::feed_writer::{FeedRow, feed_rows};
-use super::numbers::{big, unsigned};
+use super::numbers::{to_i64, unsigned};
 use super::pool::Transaction;
-use super::{BULK, SqlError, SqlStore, WHOLE, campaigns, statements};
+use super::{BULK_MAX, SqlError, SqlStore, WHOLE_CAMPAIGN_MAX, campaigns, statements};
+use crate::domain::codes::{CodeStock, CodesOfClaim};
 use crate::domain::counters::Epoch;
 use crate::domain::event::{ClaimEvent, OutboxEntry};
-use crate::step;
 
-/// Why entries were not written.
+/// The reason why entries were not written.
 #[derive(Debug, thiserror::Error)]
 pub enum OutboxWriteError {
     /// The database has no such campaign.
     #[error("the database has no such campaign")]
     NoCampaign,
-    /// Entries before them have not been written: another core has them in hand, or the database has lost them.
-    #[error("the database lacks events before these")]
+    /// Earlier entries are missing: another core is relaying these entries, or the database has lost them.
+    #[error("the database lacks earlier events")]
     OutOfOrder,
-    /// A constraint of the database refuses them: a second claim in one place, or one that exceeds its limit.
+    /// A constraint of the database is violated: a sequence number is used twice, or a limit is exceeded.
     #[error("a constraint of the database refuses these claims: {0}")]
     Constraint(#[source] sqlx::Error),
-    /// SQL did not answer; nothing was written.
+    /// SQL is unavailable. The commit may have taken effect.
     #[error(transparent)]
     Sql(#[from] SqlError),
 }
@@ -47,127 +49,196 @@ impl From<sqlx::Error> for OutboxWriteError {
     }
 }
 
-/// The history of claims that are written one by one.
+/// The history that the claims of a salvage belong to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum History {
-    /// The history that SQL holds: each claim was within its user's limits when it was decided, whatever these are now.
+    /// The same history as in SQL. Each claim was within its user's limits at its decision, regardless of the
+    /// current limits.
     Same,
-    /// Possibly another history, which may have granted the same units to others.
+    /// Possibly a different history, in which the same units may have been granted to other users.
     Another,
 }
 
-/// Which entries may be written.
+/// The order in which entries may be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EntryOrder {
-    /// Those that follow what the database has. A Redis that loses its end then keeps all that came before what SQL has: a unit
-    /// that was given back and granted again is never in SQL twice.
+    /// Only entries that directly follow the events in the database. Otherwise, if Redis loses its latest
+    /// events, SQL could have both the old and the new claim of a unit that was returned and granted again.
     Following,
-    /// Any: of a suspended campaign, all of whose entries are about to be written.
+    /// Any order. This is for suspended campaigns, whose entries are all about to be written.
     Any,
 }
 
-/// A campaign's entries.
+/// A campaign and entries of its outbox.
 pub type Batch<'a> = (&'a CampaignId, &'a [OutboxEntry]);
 
 impl SqlStore {
-    /// Writes the entries of each campaign named, once each, in one transaction that holds their rows. What an older epoch
-    /// wrote is stored as revoked: its Redis was lost, and its units may have been granted again.
+    /// Writes the entries of all `batches` in one transaction, under the lock of the campaigns' rows. Each
+    /// campaign may occur only once. Claims of an older epoch are stored as revoked: their Redis was lost,
+    /// and their units may have been granted again. Returns for each batch the codes of its granted claims that have
+    /// all of them.
     ///
     /// # Errors
-    /// [`OutboxWriteError::NoCampaign`], [`OutboxWriteError::OutOfOrder`], [`OutboxWriteError::Constraint`], or
-    /// [`OutboxWriteError::Sql`] when SQL does not answer: nothing was written of any. The same entries can be written
-    /// again: what was committed is not changed by them.
+    /// Nothing was written, except that after [`OutboxWriteError::Sql`] all entries may have been written. It
+    /// is safe to rewrite the same entries.
     pub async fn write_entries(
         &self,
         batches: &[Batch<'_>],
         order: EntryOrder,
-    ) -> Result<(), OutboxWriteError> {
-        step::before("sql:write_entries").await;
-        let mut transaction = self.pool.within(BULK).begin().await?;
-        let locked = self.lock_campaigns(&mut transaction, batches, order).await?;
-        let (mut rows, mut changes) = (Vec::new(), Vec::new());
+    ) -> Result<Vec<Vec<CodesOfClaim>>, OutboxWriteError> {
+        let mut transaction = self.pool.within(BULK_MAX).begin_at("sql:write_entries").await?;
+        let mut locked = self.lock_campaigns(&mut transaction, batches, order).await?;
+        let (mut rows, mut changes) = (Vec::with_capacity(batches.len()), Vec::new());
         for (campaign, entries) in batches {
-            let Some(Locked { epoch, .. }) = locked.get(campaign.as_str()) else {
+            let Some(locked) = locked.get_mut(campaign.as_str()) else {
                 let exists = campaigns::select(&mut transaction, campaign).await?.is_some();
                 return Err(if exists { OutboxWriteError::OutOfOrder } else { OutboxWriteError::NoCampaign });
             };
-            rows.extend(newest(entries).into_iter().map(|row| row.columns(campaign, *epoch)));
-            changes.extend(changes_by_callers(campaign, entries, *epoch));
+            let mut of_campaign = newest(entries);
+            self.number(&mut transaction, campaign, locked, &mut of_campaign).await?;
+            rows.push((*campaign, *locked, of_campaign));
+            changes.extend(changes_by_callers(campaign, entries, locked.epoch));
         }
-        self.write_and_commit(transaction, rows, &changes).await
+        self.write_and_commit(transaction, &rows, &changes).await
     }
 
-    /// Writes a campaign's `entry`, of the epoch that the campaign is of, as the last thing that `transaction` does.
+    /// Writes an `entry` of the campaign's current epoch and commits `transaction`. Call it last.
     pub(super) async fn write_entry_and_commit(
         &self,
-        transaction: Transaction,
+        mut transaction: Transaction,
         campaign: &CampaignId,
         entry: &OutboxEntry,
     ) -> Result<(), OutboxWriteError> {
-        let rows = newest(slice::from_ref(entry));
-        let rows = rows.into_iter().map(|row| row.columns(campaign, entry.epoch)).collect();
-        self.write_and_commit(transaction, rows, &[]).await
+        let mut rows = newest(slice::from_ref(entry));
+        let found = campaigns::select(&mut transaction, campaign).await?;
+        let stock = found.and_then(|campaign| campaign.codes);
+        let mut locked = Locked { epoch: entry.epoch, per_user: None, per_user_per_day: None, stock };
+        self.number(&mut transaction, campaign, &mut locked, &mut rows).await?;
+        self.write_and_commit(transaction, &[(campaign, locked, rows)], &[]).await?;
+        Ok(())
     }
 
+    /// Writes the rows of each campaign, whose granted claims must have numbers, and commits `transaction`. Returns
+    /// the codes of the claims that have all of them.
     async fn write_and_commit(
         &self,
         mut transaction: Transaction,
-        rows: Vec<Columns<'_>>,
+        campaigns: &[(&CampaignId, Locked, Vec<Row<'_>>)],
         changes: &[ClaimChange<'_>],
-    ) -> Result<(), OutboxWriteError> {
-        let told = told(&rows);
-        self.insert(rows).execute(&mut *transaction).await?;
+    ) -> Result<Vec<Vec<CodesOfClaim>>, OutboxWriteError> {
+        let columns = campaigns
+            .iter()
+            .flat_map(|(campaign, locked, rows)| rows.iter().map(|row| row.columns(campaign, locked.epoch)));
+        let columns: Vec<_> = columns.collect();
+        let feed = feed_of(&columns);
+        self.insert(columns).execute(&mut transaction.lease).await?;
+        let mut codes = Vec::with_capacity(campaigns.len());
+        for (campaign, locked, rows) in campaigns {
+            codes.push(match locked.stock {
+                Some(stock) => self.keep_numbers(&mut transaction, campaign, stock, &numbered(rows)).await?,
+                None => Vec::new(),
+            });
+        }
         self.audit_claims(&mut transaction, changes).await?;
-        Ok(self.commit_told(transaction, &told).await?)
+        self.commit_with_feed(transaction, &feed).await?;
+        Ok(codes)
     }
 
-    /// Writes a suspended campaign's entries one by one. A claim that the database's constraints refuse is stored as
-    /// revoked: it was granted by a Redis that had lost what SQL holds in its place. Returns the number of these.
+    /// Gives the granted claims of `rows` the next numbers, in the order of their events, unless they have numbers. Does
+    /// nothing for a campaign without codes.
+    async fn number(
+        &self,
+        transaction: &mut Transaction,
+        campaign: &CampaignId,
+        locked: &mut Locked,
+        rows: &mut [Row<'_>],
+    ) -> Result<(), OutboxWriteError> {
+        let Some(stock) = &mut locked.stock else { return Ok(()) };
+        let is_granted = |row: &&mut Row<'_>| {
+            row.event.claim.status == ClaimStatus::Granted
+                && row.epoch >= locked.epoch
+                && row.first_code.is_none()
+        };
+        let mut granted: Vec<_> = rows.iter_mut().filter(is_granted).collect();
+        granted.sort_unstable_by_key(|row| row.index);
+        let keys: Vec<_> = granted.iter().enumerate().map(|(at, row)| row.key(at)).collect();
+        let query = self.with_rows(statements::FIRST_CODES, &keys, keys.len()).bind(campaign.as_str());
+        let mut found = vec![0; granted.len()];
+        for row in query.fetch_all(&mut transaction.lease).await? {
+            let at = usize::try_from(row.try_get::<i64, _>(0)?).unwrap_or(usize::MAX);
+            if let Some(found) = found.get_mut(at) {
+                *found = row.try_get::<i64, _>(1)?;
+            }
+        }
+        for (row, first) in granted.into_iter().zip(found) {
+            row.was_numbered = first != NEEDS_NUMBERS;
+            row.first_code = match first {
+                NEEDS_NUMBERS => Some(stock.assign(row.event.claim.quantity)),
+                first => u64::try_from(first).ok(),
+            };
+        }
+        Ok(())
+    }
+
+    /// Writes a suspended campaign's entries claim by claim. A claim that violates a limit or a constraint is
+    /// stored as revoked: the Redis server that granted it had lost claims that SQL has. Returns the number
+    /// of revoked claims. `numbers`: the first numbers of claims whose codes Redis shows.
     pub(crate) async fn salvage(
         &self,
         campaign: &CampaignId,
         entries: &[OutboxEntry],
         history: History,
+        numbers: &HashMap<ClaimDigest, u64>,
     ) -> Result<u64, OutboxWriteError> {
-        step::before("sql:salvage").await;
-        let mut transaction = self.pool.within(WHOLE).begin().await?;
+        let mut transaction = self.pool.within(WHOLE_CAMPAIGN_MAX).begin_at("sql:salvage").await?;
         let mut locked =
             self.lock_campaigns(&mut transaction, &[(campaign, entries)], EntryOrder::Any).await?;
-        let locked = locked.remove(campaign.as_str()).ok_or(OutboxWriteError::NoCampaign)?;
+        let mut locked = locked.remove(campaign.as_str()).ok_or(OutboxWriteError::NoCampaign)?;
         let taken =
-            sqlx::query(statements::TAKEN).bind(campaign.as_str()).fetch_one(&mut *transaction).await?;
+            sqlx::query(statements::TAKEN).bind(campaign.as_str()).fetch_one(&mut transaction.lease).await?;
         let mut taken = unsigned(taken.try_get(0)?)?;
-        let mut revoked = Vec::new();
+        let (mut revoked, mut written) = (Vec::new(), Vec::new());
         let mut rows = newest(entries);
         let columns: Vec<_> = rows.iter().map(|row| row.columns(campaign, locked.epoch)).collect();
-        let told = told(&columns);
-        // Who came first stands.
-        rows.sort_unstable_by_key(|row| row.place);
-        for row in rows {
+        let feed = feed_of(&columns);
+        // Earlier claims take precedence.
+        rows.sort_unstable_by_key(|row| row.index);
+        for mut row in rows {
+            row.first_code = numbers.get(&row.event.claim.digest).copied();
+            let mut with_numbers = locked;
+            self.number(&mut transaction, campaign, &mut with_numbers, slice::from_mut(&mut row)).await?;
             let id = row.event.claim_id(campaign);
-            let taken_by_others = taken - standing(&mut transaction, &id).await?;
-            // Another history may have used the units up: SQL's own sums decide, not the entry's counters.
-            let stands = !exceeds_the_total(&row, taken_by_others)
+            let taken_by_others = taken - units_taken(&mut transaction, &id).await?;
+            // The units may have been used up in a different history, so SQL's sums decide, not the counters
+            // in the entry.
+            let is_written = !exceeds_total(&row, taken_by_others)
                 && (history == History::Same
-                    || !exceeds_a_users_limit(&mut transaction, &locked, &row, &id).await?)
+                    || !exceeds_user_limit(&mut transaction, &locked, &row, &id).await?)
                 && self.try_insert(&mut transaction, campaign, locked.epoch, row).await?;
-            if !stands {
-                let unguarded = Row { limit_at_decision: None, cumulative_taken: None, ..row };
+            if is_written {
+                locked = with_numbers;
+                written.push(row);
+            } else {
+                let unguarded =
+                    Row { limit_at_decision: None, cumulative_taken: None, first_code: None, ..row };
                 let columns = unguarded.columns(campaign, Epoch::new(u64::MAX));
-                self.insert(vec![columns]).execute(&mut *transaction).await?;
+                self.insert(vec![columns]).execute(&mut transaction.lease).await?;
                 revoked.push(row.event);
             }
-            taken = taken_by_others + standing(&mut transaction, &id).await?;
+            taken = taken_by_others + units_taken(&mut transaction, &id).await?;
         }
-        // Who changed a claim that never was is in no audit.
+        if let Some(stock) = locked.stock {
+            self.keep_numbers(&mut transaction, campaign, stock, &numbered(&written)).await?;
+        }
+        // Changes of revoked claims are left out of the audit.
         let mut changes: Vec<_> = changes_by_callers(campaign, entries, locked.epoch).collect();
         changes.retain(|change| !revoked.iter().any(|event| change.is_of(event)));
         self.audit_claims(&mut transaction, &changes).await?;
-        self.commit_told(transaction, &told).await?;
+        self.commit_with_feed(transaction, &feed).await?;
         Ok(revoked.len() as u64)
     }
 
-    /// Writes a row, unless a constraint of the database refuses it; returns whether it was written.
+    /// Writes a row. Returns `false` if it violates a constraint of the database.
     async fn try_insert(
         &self,
         transaction: &mut Transaction,
@@ -175,27 +246,27 @@ impl SqlStore {
         epoch: Epoch,
         row: Row<'_>,
     ) -> Result<bool, OutboxWriteError> {
-        sqlx::raw_sql("SAVEPOINT attempt").execute(&mut **transaction).await?;
-        let written = self.insert(vec![row.columns(campaign, epoch)]).execute(&mut **transaction).await;
-        let (stands, end) = match written.map_err(OutboxWriteError::from) {
+        sqlx::raw_sql("SAVEPOINT attempt").execute(&mut transaction.lease).await?;
+        let written = self.insert(vec![row.columns(campaign, epoch)]).execute(&mut transaction.lease).await;
+        let (is_written, end) = match written.map_err(OutboxWriteError::from) {
             Ok(_) => (true, "RELEASE SAVEPOINT attempt"),
             Err(OutboxWriteError::Constraint(_)) => (false, "ROLLBACK TO SAVEPOINT attempt"),
             Err(error) => return Err(error),
         };
-        sqlx::raw_sql(end).execute(&mut **transaction).await?;
-        Ok(stands)
+        sqlx::raw_sql(end).execute(&mut transaction.lease).await?;
+        Ok(is_written)
     }
 
-    /// The statement that writes `rows`, whatever their number: they come as one JSON array. Thousands of parameters
-    /// would take SQLite quadratic time.
+    /// Returns the statement that writes `rows`. The rows are passed as one JSON array, because SQLite would
+    /// take quadratic time for thousands of parameters.
     fn insert(&self, mut rows: Vec<Columns<'_>>) -> Query<'static, Any, AnyArguments> {
-        // Like rows become neighbours. It is stable: within these the users stay in their order, so that each page of the
-        // index is visited once.
+        // Rows of the same group become neighbours. The sort is stable: within a group, rows stay ordered by
+        // user, so that each page of the index is visited once.
         rows.sort_by_key(|(group, _)| *group);
         self.with_rows(statements::WRITE, &Groups(&rows), rows.len())
     }
 
-    /// `statement` over `rows`, `count` of them, as one JSON array.
+    /// Returns `statement` with `rows` bound as one JSON array. `count` is the number of rows.
     pub(super) fn with_rows(
         &self,
         statement: &str,
@@ -203,53 +274,57 @@ impl SqlStore {
         count: usize,
     ) -> Query<'static, Any, AnyArguments> {
         let mut json = Vec::with_capacity(count * ROW_BYTES);
-        // Strings, numbers and nulls: nothing in them can fail to be written, in UTF-8.
+        // The rows contain only strings, numbers and nulls, which always serialize, and as UTF-8.
         let _ = serde_json::to_writer(&mut json, rows);
         let json = String::from_utf8(json).unwrap_or_default();
         sqlx::query(AssertSqlSafe(self.dialect.render(statement))).bind(json)
     }
 
-    /// Locks the rows of campaigns until the transaction ends, and raises their high-water marks to what their entries
-    /// show. A campaign that the database does not have is left out, and one whose entries may not be written in `order`.
+    /// Locks the rows of campaigns until the transaction ends, and raises each high-water mark to that of the
+    /// campaign's entries. Campaigns that are not in the database, or whose entries violate `order`, are
+    /// missing from the result.
     async fn lock_campaigns(
         &self,
         transaction: &mut Transaction,
         batches: &[Batch<'_>],
         order: EntryOrder,
     ) -> Result<HashMap<String, Locked>, OutboxWriteError> {
-        let marks: Vec<_> = batches.iter().map(|batch| mark(batch, order)).collect();
+        let marks: Vec<_> = batches.iter().map(|batch| mark_update(batch, order)).collect();
         let found = self
             .with_rows(statements::RAISE_MARKS, &marks, marks.len())
-            .fetch_all(&mut **transaction)
+            .fetch_all(&mut transaction.lease)
             .await?;
         found.iter().map(|row| Ok((row.try_get(0)?, Locked::of(row)?))).collect()
     }
 }
 
-/// What callers have changed by `entries` of a campaign whose epoch is `epoch_now`; what an older one wrote is revoked.
+/// Returns the changes that callers made in `entries`. Entries of an epoch before `epoch_now` are skipped:
+/// their claims are revoked.
 fn changes_by_callers<'a>(
     campaign: &'a CampaignId,
     entries: &'a [OutboxEntry],
     epoch_now: Epoch,
 ) -> impl Iterator<Item = ClaimChange<'a>> {
-    let standing = entries.iter().filter(move |entry| entry.epoch >= epoch_now);
-    standing.flat_map(move |entry| ClaimChange::of(campaign, entry))
+    let current = entries.iter().filter(move |entry| entry.epoch >= epoch_now);
+    current.flat_map(move |entry| ClaimChange::of(campaign, entry))
 }
 
-/// A campaign, its newest epoch in a batch, and the sequence and the events that the batch shows for it: the counters of
-/// an older epoch say nothing about this one. Last, the events that the database must have for the batch to follow them.
-type Mark<'a> = (&'a str, i64, i64, i64, Option<i64>);
+/// The update of a campaign's high-water mark: the campaign, the newest epoch in its batch, and the highest
+/// sequence number and event count of this epoch. Last is the event count that the database must have, if the
+/// order matters. Counters of older epochs are not comparable.
+type MarkUpdate<'a> = (&'a str, i64, i64, i64, Option<i64>);
 
-fn mark<'a>((campaign, entries): &Batch<'a>, order: EntryOrder) -> Mark<'a> {
+fn mark_update<'a>((campaign, entries): &Batch<'a>, order: EntryOrder) -> MarkUpdate<'a> {
     let newest = entries.iter().map(|entry| entry.epoch).max().unwrap_or_default();
     let of_newest = || entries.iter().filter(|entry| entry.epoch == newest);
     let sequences = of_newest().flat_map(|entry| &entry.events).map(|event| event.claim.sequence);
     let events = of_newest().map(|entry| entry.count).max().unwrap_or(0);
-    let follows = (order == EntryOrder::Following).then(|| big(events_before(of_newest())));
-    (campaign.as_str(), big(newest), big(sequences.max().unwrap_or(0)), big(events), follows)
+    let follows = (order == EntryOrder::Following).then(|| to_i64(events_before(of_newest())));
+    (campaign.as_str(), to_i64(newest), to_i64(sequences.max().unwrap_or(0)), to_i64(events), follows)
 }
 
-/// How many events lie before `entries`, in their order, and before the last gap among them.
+/// Returns the event count before `entries`. If the entries have gaps, returns the count before the entry
+/// after the last gap.
 fn events_before<'a>(entries: impl Iterator<Item = &'a OutboxEntry>) -> u64 {
     let (mut before, mut reached) = (0, 0);
     for entry in entries {
@@ -262,51 +337,58 @@ fn events_before<'a>(entries: impl Iterator<Item = &'a OutboxEntry>) -> u64 {
     before
 }
 
-/// A campaign whose row a transaction holds.
+/// A campaign whose row is locked by a transaction.
 #[derive(Debug, Clone, Copy)]
 struct Locked {
     epoch: Epoch,
     per_user: Option<u64>,
     per_user_per_day: Option<u64>,
+    /// With the numbers that the transaction has given; `None` for a campaign without codes.
+    stock: Option<CodeStock>,
 }
 
+/// What [`statements::FIRST_CODES`] returns for a claim without numbers.
+const NEEDS_NUMBERS: i64 = 0;
+
 impl Locked {
-    /// As [`statements::RAISE_MARKS`] returns it.
+    /// Reads a row that [`statements::RAISE_MARKS`] returns.
     fn of(row: &AnyRow) -> Result<Self, OutboxWriteError> {
         let limit = |column: usize| row.try_get::<Option<i64>, _>(column)?.map(unsigned).transpose();
         Ok(Self {
             epoch: Epoch::new(unsigned(row.try_get(1)?)?),
             per_user: limit(2)?,
             per_user_per_day: limit(3)?,
+            stock: campaigns::read_stock(row)?,
         })
     }
 }
 
-/// Units that the claim `id` has taken, as SQL holds it.
-async fn standing(transaction: &mut Transaction, id: &ClaimId) -> Result<u64, OutboxWriteError> {
-    let row = bind_id(sqlx::query(statements::STANDING), id).fetch_one(&mut **transaction).await?;
+/// Returns the units that the claim `id` takes in SQL; zero if the claim is missing or no longer in effect.
+async fn units_taken(transaction: &mut Transaction, id: &ClaimId) -> Result<u64, OutboxWriteError> {
+    let row = bind_id(sqlx::query(statements::STANDING), id).fetch_one(&mut transaction.lease).await?;
     Ok(unsigned(row.try_get(0)?)?)
 }
 
-/// Whether a claim would exceed the total it was decided by, beside what all others have taken.
-fn exceeds_the_total(row: &Row<'_>, taken_by_others: u64) -> bool {
+/// Returns true if a claim would exceed the total that applied at its decision, given the units taken by all
+/// other claims.
+fn exceeds_total(row: &Row<'_>, taken_by_others: u64) -> bool {
     let taken = taken_by_others + u64::from(row.event.claim.quantity);
-    row.stands() && row.limit_at_decision.is_some_and(|total| taken > total)
+    row.takes_units() && row.limit_at_decision.is_some_and(|total| taken > total)
 }
 
-/// Whether a claim would exceed what the campaign allows a user now.
-async fn exceeds_a_users_limit(
+/// Returns true if a claim would exceed the campaign's current limits for one user.
+async fn exceeds_user_limit(
     transaction: &mut Transaction,
     locked: &Locked,
     row: &Row<'_>,
     id: &ClaimId,
 ) -> Result<bool, OutboxWriteError> {
-    if !row.stands() {
+    if !row.takes_units() {
         return Ok(false);
     }
     let of_user = bind_id(sqlx::query(statements::TAKEN_BY_USER), id)
         .bind(i64::from(row.event.claim.day))
-        .fetch_one(&mut **transaction)
+        .fetch_one(&mut transaction.lease)
         .await?;
     let quantity = u64::from(row.event.claim.quantity);
     let taken = [unsigned(of_user.try_get(0)?)?, unsigned(of_user.try_get(1)?)?];
@@ -316,36 +398,51 @@ async fn exceeds_a_users_limit(
         .any(|(taken, limit)| limit.is_some_and(|limit| taken + quantity > limit)))
 }
 
-/// A claim to be written: its last state among the entries, and the guard's numbers from its decision.
+/// A claim to be written: its latest state among the entries, and the guard's numbers from its decision.
 #[derive(Debug, Clone, Copy)]
 struct Row<'a> {
-    /// The first bytes of the user's id, in whose order ids are: most comparisons end here.
+    /// The first bytes of the user's id, as a big-endian number, which is enough for most comparisons.
     user_prefix: u64,
-    /// The place among the events of the claim's first one.
-    place: usize,
+    /// The index of the claim's first event.
+    index: usize,
     epoch: Epoch,
     event: &'a ClaimEvent,
     limit_at_decision: Option<u64>,
     cumulative_taken: Option<u64>,
+    /// The first of the claim's numbers; `None` without codes, or if the claim has none.
+    first_code: Option<u64>,
+    /// Whether SQL had the claim with its number before.
+    was_numbered: bool,
 }
 
-/// What [`statements::WRITE`] takes once for a group of claims, and what of each of them.
+/// The columns of a claim for [`statements::WRITE`]: the columns shared by the claim's group, and the claim's
+/// own columns.
 type Columns<'a> = (GroupColumns<'a>, ClaimColumns<'a>);
-type GroupColumns<'a> = (u64, u8, u32, Option<u64>, &'a str, &'a str);
-type ClaimColumns<'a> = (&'a str, String, u32, u64, i64, Option<i64>, i64, Option<u64>);
+type GroupColumns<'a> = (u64, u16, u32, Option<u64>, &'a str, &'a str);
+type ClaimColumns<'a> = (&'a str, String, u32, u64, i64, Option<i64>, i64, Option<u64>, Option<u64>);
 
-/// What the feed tells of `rows`.
-fn told<'a>(rows: &[Columns<'a>]) -> Vec<FeedRow<'a>> {
+/// Returns the claims of `rows` that have numbers.
+fn numbered(rows: &[Row<'_>]) -> Vec<Numbered> {
+    let of_row = |row: &Row<'_>| {
+        let ClaimEvent { user, claim, .. } = row.event;
+        let (digest, quantity, is_new) = (claim.digest, claim.quantity, !row.was_numbered);
+        row.first_code.map(|first| Numbered { user: user.clone(), digest, first, quantity, is_new })
+    };
+    rows.iter().filter_map(of_row).collect()
+}
+
+/// Returns the feed rows for `rows`.
+fn feed_of<'a>(rows: &[Columns<'a>]) -> Vec<FeedRow<'a>> {
     let claims: Vec<_> = rows.iter().map(|(group, claim)| (group.4, claim.0, claim.1.as_str())).collect();
     feed_rows(&claims)
 }
 
-/// Room for a row's JSON, so that megabytes are not copied while it grows.
+/// Estimated size of a row's JSON, for the initial capacity of the buffer.
 const ROW_BYTES: usize = 128;
-/// The most claims in a group, whose JSON SQLite copies as a whole.
+/// Maximum number of claims in a group. SQLite copies the JSON of a whole group.
 const GROUP_MAX: usize = 256;
 
-/// Rows as [`statements::WRITE`] takes them: neighbours that are alike form a group.
+/// Serializes rows for [`statements::WRITE`]. Neighbours with the same shared columns form a group.
 struct Groups<'a>(&'a [Columns<'a>]);
 
 impl Serialize for Groups<'_> {
@@ -369,44 +466,54 @@ impl Serialize for ClaimsOf<'_> {
 }
 
 impl<'a> Row<'a> {
-    fn of(place: usize, epoch: Epoch, event: &'a ClaimEvent) -> Self {
+    fn of(index: usize, epoch: Epoch, event: &'a ClaimEvent) -> Self {
         let mut prefix = [0; 8];
         let user = event.user.as_str().as_bytes();
         let length = user.len().min(prefix.len());
         prefix[..length].copy_from_slice(&user[..length]);
         Self {
             user_prefix: u64::from_be_bytes(prefix),
-            place,
+            index,
             epoch,
             event,
             limit_at_decision: event.limit_at_decision,
             cumulative_taken: event.cumulative_taken,
+            first_code: None,
+            was_numbered: false,
         }
     }
 
-    /// The order of claims: by user, then by digest.
+    /// Returns the row's key for [`statements::FIRST_CODES`], with its index `at`.
+    fn key(&self, at: usize) -> (usize, &'a str, String, u64, u16, u32) {
+        let claim = &self.event.claim;
+        let (user, digest) = (self.event.user.as_str(), digest_text(&claim.digest));
+        (at, user, digest, self.epoch.get(), claim.revision, claim.quantity)
+    }
+
+    /// Compares rows by user, then by digest.
     fn by_claim(&self, other: &Self) -> Ordering {
         let rest = |row: &Self| (row.event.user.as_str(), row.event.claim.digest);
         self.user_prefix.cmp(&other.user_prefix).then_with(|| rest(self).cmp(&rest(other)))
     }
 
-    /// Takes the state of a later event of the same claim, if it is a newer one.
-    fn follow(&mut self, later: &Self) {
+    /// Takes over the state of a later event of the same claim, if the event's epoch and revision are newer.
+    fn update_from(&mut self, later: &Self) {
         if (later.epoch, later.event.claim.revision) > (self.epoch, self.event.claim.revision) {
-            // The guard's numbers belong together: a new decision brings both, a later state neither.
+            // The guard's two numbers belong together: a new decision sets both, and any other event sets
+            // neither.
             let decided = if later.cumulative_taken.is_some() { *later } else { *self };
             let Self { limit_at_decision, cumulative_taken, .. } = decided;
-            *self = Self { limit_at_decision, cumulative_taken, place: self.place, ..*later };
+            *self = Self { limit_at_decision, cumulative_taken, index: self.index, ..*later };
         }
     }
 
-    /// Whether the claim takes units.
-    fn stands(&self) -> bool {
+    /// Returns true if the claim takes units.
+    fn takes_units(&self) -> bool {
         matches!(self.event.claim.status, ClaimStatus::Granted | ClaimStatus::Held)
     }
 
     fn columns(&self, campaign: &'a CampaignId, epoch_now: Epoch) -> Columns<'a> {
-        let Self { epoch, event, limit_at_decision, cumulative_taken, .. } = *self;
+        let Self { epoch, event, limit_at_decision, cumulative_taken, first_code, .. } = *self;
         let claim = &event.claim;
         let status = if epoch < epoch_now { ClaimStatus::Revoked } else { claim.status };
         let group =
@@ -420,22 +527,23 @@ impl<'a> Row<'a> {
             claim.expires_at.map(Timestamp::as_ms),
             event.updated_at.as_ms(),
             cumulative_taken,
+            first_code,
         );
         (group, claim)
     }
 }
 
-/// One row for each claim, since one statement may not touch a row twice, in the order of the users.
+/// Returns one row for each claim, ordered by user. A statement must not write the same row twice.
 fn newest(entries: &[OutboxEntry]) -> Vec<Row<'_>> {
     let events = entries.iter().flat_map(|entry| entry.events.iter().map(|event| (entry.epoch, event)));
     let mut rows: Vec<_> =
-        events.enumerate().map(|(place, (epoch, event))| Row::of(place, epoch, event)).collect();
-    // Stable: the events of one claim stay in their order.
+        events.enumerate().map(|(index, (epoch, event))| Row::of(index, epoch, event)).collect();
+    // The sort is stable, so the events of one claim stay in order.
     rows.sort_by(Row::by_claim);
     rows.dedup_by(|later, row| {
         let same = row.by_claim(later) == Ordering::Equal;
         if same {
-            row.follow(later);
+            row.update_from(later);
         }
         same
     });
@@ -447,7 +555,7 @@ mod tests {
     use super::*;
     use crate::domain::claim_record::ClaimRecord;
 
-    fn event(user: &str, status: ClaimStatus, revision: u8, decided: Option<(u64, u64)>) -> ClaimEvent {
+    fn event(user: &str, status: ClaimStatus, revision: u16, decided: Option<(u64, u64)>) -> ClaimEvent {
         let at = Timestamp::default();
         let claim = ClaimRecord {
             digest: [1; 16],
@@ -480,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    fn one_row_a_claim_in_its_last_state_with_the_numbers_of_its_decision() {
+    fn each_claim_has_one_row_with_its_latest_state() {
         let entries = [
             entry(
                 1,
@@ -499,17 +607,17 @@ mod tests {
     }
 
     #[test]
-    fn rows_come_in_the_order_of_users_and_know_which_came_first() {
+    fn rows_are_ordered_by_user_and_keep_their_event_index() {
         let granted = |user| event(user, ClaimStatus::Granted, 1, Some((10, 1)));
         let users = ["long-user-b", "b", "long-user", "a", "long-user-a"];
         let mut entries = Vec::from(users.map(|user| entry(1, vec![granted(user)])));
         entries.push(entry(1, vec![event("b", ClaimStatus::Returned, 2, None)]));
-        let rows: Vec<_> = newest(&entries).iter().map(|row| (row.event.user.as_str(), row.place)).collect();
+        let rows: Vec<_> = newest(&entries).iter().map(|row| (row.event.user.as_str(), row.index)).collect();
         assert_eq!(rows, [("a", 3), ("b", 1), ("long-user", 2), ("long-user-a", 4), ("long-user-b", 0)]);
     }
 
     #[test]
-    fn an_older_state_that_comes_later_changes_nothing() {
+    fn an_older_state_that_arrives_later_is_ignored() {
         let entries = [
             entry(2, vec![event("a", ClaimStatus::Returned, 3, None)]),
             entry(2, vec![event("a", ClaimStatus::Granted, 2, None)]),
@@ -521,7 +629,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_later_epoch_decides_anew_brings_its_own_numbers() {
+    fn a_new_decision_in_a_later_epoch_sets_both_guard_numbers() {
         let entries = [
             entry(1, vec![event("a", ClaimStatus::Granted, 1, Some((10, 1)))]),
             entry(2, vec![event("a", ClaimStatus::Granted, 1, Some((20, 7)))]),
@@ -534,7 +642,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_older_epoch_wrote_is_stored_as_revoked() {
+    fn claims_of_an_older_epoch_are_stored_as_revoked() {
         let entries = [entry(1, vec![event("a", ClaimStatus::Granted, 1, Some((10, 1)))])];
         let campaign = "demo".parse().unwrap();
         assert_eq!(newest(&entries)[0].columns(&campaign, Epoch::new(1)).0.5, "granted");
@@ -542,15 +650,15 @@ mod tests {
     }
 
     #[test]
-    fn what_claims_have_in_common_is_written_once_for_a_group() {
+    fn shared_columns_are_written_once_for_each_group() {
         let columns = |status, user| {
-            ((1, 1, 20_000, None, "demo", status), (user, "d".to_owned(), 1, 1, 5, None, 5, None))
+            ((1, 1, 20_000, None, "demo", status), (user, "d".to_owned(), 1, 1, 5, None, 5, None, None))
         };
         let rows = [columns("granted", "a"), columns("granted", "b"), columns("held", "c")];
         assert_eq!(
             serde_json::to_string(&Groups(&rows)).unwrap(),
-            r#"[[1,1,20000,null,"demo","granted",[["a","d",1,1,5,null,5,null],["b","d",1,1,5,null,5,null]]],"#
-                .to_owned() + r#"[1,1,20000,null,"demo","held",[["c","d",1,1,5,null,5,null]]]]"#
+            r#"[[1,1,20000,null,"demo","granted",[["a","d",1,1,5,null,5,null,null],["b","d",1,1,5,null,5,null,null]]],"#
+                .to_owned() + r#"[1,1,20000,null,"demo","held",[["c","d",1,1,5,null,5,null,null]]]]"#
         );
         let many = vec![columns("granted", "a"); GROUP_MAX + 1];
         let groups = serde_json::to_value(Groups(&many)).unwrap();

@@ -1,4 +1,5 @@
-//! What is asked of replicas: the least number, and the set of each primary; see [`crate::domain::replica_set`].
+//! The replication settings: the minimum number of replicas, and the replica sets; see
+//! [`crate::domain::replica_set`].
 
 use std::collections::BTreeSet;
 
@@ -6,25 +7,25 @@ use claimgate_shared::Timestamp;
 use sqlx::Row as _;
 use sqlx::any::AnyRow;
 
-use super::numbers::{big, unsigned};
+use super::numbers::{to_i64, unsigned};
 use super::pool::Transaction;
 use super::{SqlError, SqlStore};
 use crate::domain::replica_set::{ReplicaSet, Replication, ServerName, SetChange};
 
-/// Who changes what is asked of replicas, and when, for the audit table.
+/// The caller and time of a change to replication, a webhook or the user ids, for the audit.
 #[derive(Debug, Clone, Copy)]
-pub struct By<'a> {
-    /// The caller's name, or the core's.
+pub struct ChangedBy<'a> {
+    /// The name of the caller, or `core`.
     pub who: &'a str,
-    /// When.
+    /// The time of the change.
     pub at: Timestamp,
 }
 
 impl SqlStore {
-    /// What is asked of replicas; `None` before [`Self::begin_replication`].
+    /// Reads the replication settings; `None` before [`Self::begin_replication`].
     pub(crate) async fn replication(&self) -> Result<Option<Replication>, SqlError> {
         let Some(row) = sqlx::query("SELECT replicas_min FROM replication WHERE one = 1")
-            .fetch_optional(&self.pool)
+            .fetch_optional(&mut self.pool.lease().await?)
             .await?
         else {
             return Ok(None);
@@ -36,54 +37,62 @@ impl SqlStore {
         let sets = sqlx::query(
             "SELECT id, primary_at, members, joining, tag, version FROM replica_sets ORDER BY id",
         );
-        let sets = sets.fetch_all(&self.pool).await?.iter().map(set).collect::<Result<_, _>>()?;
+        let sets =
+            sets.fetch_all(&mut self.pool.lease().await?).await?.iter().map(set).collect::<Result<_, _>>()?;
         Ok(Some(Replication { replicas_min, sets }))
     }
 
-    /// Records the least number of replicas, unless one is recorded.
+    /// Records the minimum number of replicas, unless one is recorded already.
     pub(crate) async fn begin_replication(&self, replicas_min: u32) -> Result<(), SqlError> {
         sqlx::query(
             "INSERT INTO replication (one, replicas_min) VALUES (1, $1) ON CONFLICT (one) DO NOTHING",
         )
         .bind(i64::from(replicas_min))
-        .execute(&self.pool)
+        .execute(&mut self.pool.lease().await?)
         .await?;
         Ok(())
     }
 
-    /// Changes the least number of replicas of `before`. Sets of a time when nothing waited for them say nothing, and are
-    /// forgotten; the next looks at the primaries make new ones.
+    /// Changes the minimum number of replicas. If the old or the new number is 0, all sets are deleted,
+    /// because sets mean nothing while no write waits for replicas. The next poll of the primaries creates
+    /// new sets.
     pub(crate) async fn set_replicas_min(
         &self,
         before: &Replication,
         replicas_min: u32,
-        by: By<'_>,
+        by: ChangedBy<'_>,
     ) -> Result<(), SqlError> {
         let mut transaction = self.pool.begin().await?;
         sqlx::query("UPDATE replication SET replicas_min = $1 WHERE one = 1")
             .bind(i64::from(replicas_min))
-            .execute(&mut *transaction)
+            .execute(&mut transaction.lease)
             .await?;
         if before.replicas_min == 0 || replicas_min == 0 {
-            sqlx::query("DELETE FROM replica_sets").execute(&mut *transaction).await?;
+            sqlx::query("DELETE FROM replica_sets").execute(&mut transaction.lease).await?;
         }
         let (before, after) = (before.replicas_min.to_string(), replicas_min.to_string());
-        audit(&mut transaction, by, "replicas_min", Some(&before), &after).await?;
-        Ok(transaction.commit().await?)
+        commit_audited(transaction, by, "replicas_min", Some(&before), &after).await
     }
 
-    /// Forgets the sets of `before`: whichever servers are the primaries now are believed, though they may lack what was
-    /// acknowledged.
-    pub(crate) async fn forget_replica_sets(&self, before: &Replication, by: By<'_>) -> Result<(), SqlError> {
+    /// Deletes the sets of `before`. The current primaries are then accepted, even if they lack acknowledged
+    /// writes.
+    pub(crate) async fn forget_replica_sets(
+        &self,
+        before: &Replication,
+        by: ChangedBy<'_>,
+    ) -> Result<(), SqlError> {
         let before: Vec<_> = before.sets.iter().map(text).collect();
         let mut transaction = self.pool.begin().await?;
-        sqlx::query("DELETE FROM replica_sets").execute(&mut *transaction).await?;
-        audit(&mut transaction, by, "accept_loss", Some(&before.join("; ")), "").await?;
-        Ok(transaction.commit().await?)
+        sqlx::query("DELETE FROM replica_sets").execute(&mut transaction.lease).await?;
+        commit_audited(transaction, by, "accept_loss", Some(&before.join("; ")), "").await
     }
 
-    /// Makes a change of a set, unless another core has changed it since; whether it was made.
-    pub(crate) async fn change_replica_set(&self, change: &SetChange, by: By<'_>) -> Result<bool, SqlError> {
+    /// Changes a set. Returns `false` if another core has changed it in the meantime.
+    pub(crate) async fn change_replica_set(
+        &self,
+        change: &SetChange,
+        by: ChangedBy<'_>,
+    ) -> Result<bool, SqlError> {
         let mut transaction = self.pool.begin().await?;
         let (statement, before, set) = match change {
             SetChange::Create(set) => (
@@ -106,22 +115,22 @@ impl SqlStore {
             .bind(joined(&set.members))
             .bind(joined(&set.joining))
             .bind(set.tag.as_str())
-            .bind(big(set.version))
-            .bind(big(before))
-            .execute(&mut *transaction)
+            .bind(to_i64(set.version))
+            .bind(to_i64(before))
+            .execute(&mut transaction.lease)
             .await?;
         if done.rows_affected() == 0 {
             return Ok(false);
         }
-        audit(&mut transaction, by, "replica_set", None, &text(set)).await?;
-        transaction.commit().await?;
+        commit_audited(transaction, by, "replica_set", None, &text(set)).await?;
         Ok(true)
     }
 }
 
-async fn audit(
-    transaction: &mut Transaction,
-    by: By<'_>,
+/// Writes an audit entry for a change of replication, and commits.
+async fn commit_audited(
+    mut transaction: Transaction,
+    by: ChangedBy<'_>,
     what: &str,
     before: Option<&str>,
     after: &str,
@@ -135,9 +144,9 @@ async fn audit(
     .bind(what)
     .bind(before)
     .bind(after)
-    .execute(&mut **transaction)
+    .execute(&mut transaction.lease)
     .await?;
-    Ok(())
+    Ok(transaction.commit().await?)
 }
 
 fn set(row: &AnyRow) -> Result<ReplicaSet, SqlError> {
@@ -158,7 +167,7 @@ fn joined(names: &BTreeSet<ServerName>) -> String {
     names.iter().map(String::as_str).collect::<Vec<_>>().join(" ")
 }
 
-/// A set in words, for the audit table.
+/// Describes a set for the audit.
 fn text(set: &ReplicaSet) -> String {
     let ReplicaSet { primary, members, joining, version, .. } = set;
     format!("{primary}: members [{}], joining [{}], version {version}", joined(members), joined(joining))

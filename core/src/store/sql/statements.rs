@@ -1,7 +1,8 @@
-//! Every statement over `claims`, in one place, so that none of them escapes the test that asks both databases for their
-//! plans (`tests/faults/plans.rs`). Pages begin behind a key, as row values: both databases find the place by an index.
+//! All statements over `claims`, in one file, so that `tests/faults/plans.rs` can check the query plan of
+//! each statement in both databases. Pages begin after a key, compared as a row value, which both databases
+//! look up in an index.
 
-/// Declares the statements, and [`ALL`] of them.
+/// Declares the statements, and the list [`ALL`].
 macro_rules! statements {
     ($($(#[$about:meta])* $name:ident = $text:expr;)+) => {
         $($(#[$about])* pub(super) const $name: &str = $text;)+
@@ -11,7 +12,7 @@ macro_rules! statements {
     };
 }
 
-/// Groups of claims, each an array: what its claims have in common, and last an array of these.
+/// Unpacks groups of claims. Each group is an array of the shared columns, and last an array of its claims.
 macro_rules! groups {
     ($claims:literal, $from:literal, $each:literal) => {
         concat!(
@@ -28,7 +29,8 @@ macro_rules! groups {
     };
 }
 
-/// A claim as one text, space-separated: the driver takes most of the time of reading many, and takes it for each column.
+/// A claim as one space-separated text. The driver's cost for each column dominates when many claims are
+/// read.
 macro_rules! as_text {
     () => {
         "user_id || ' ' || digest || ' ' || quantity || ' ' || status || ' ' || revision || ' ' || sequence \
@@ -36,29 +38,30 @@ macro_rules! as_text {
     };
 }
 
-/// A campaign's columns. Never all of a table, here and elsewhere: a later version adds columns while this one's cores run, and
-/// what PostgreSQL has prepared for them would be refused from then on, for its result had changed.
+/// A campaign's columns. No statement selects `*`: a later version may add columns while cores of this
+/// version run, and PostgreSQL refuses a prepared statement whose result type has changed.
 macro_rules! campaign_columns {
     () => {
         "id, name, starts_at, ends_at, time_zone, total, per_user, per_user_per_day, per_claim, hold_seconds, \
-         admin_state, version, epoch, token, register_id, sequence, events, changed_at, evicted_at, evicted_taken, \
+         pass_required, pass_until, has_codes, codes_added, codes_assigned, codes_pending_from, admin_state, version, epoch, token, register_id, sequence, events, changed_at, evicted_at, evicted_taken, \
          evicted_sequence, import_digest"
     };
 }
 pub(super) use campaign_columns;
 
-/// What the two databases say differently: how `$1`, a JSON array, becomes rows.
+/// The difference between the two databases: how the JSON array `$1` becomes rows.
 #[derive(Debug, Clone, Copy)]
 pub struct Dialect {
-    /// Stands for `{rows}`: an element each, as `value`.
+    /// Replaces `{rows}`: one row for each element, in the column `value`.
     rows: &'static str,
-    /// Stands for `{claims}`: claims, each as `value`, beside what [`WRITE`] says of a group of them.
+    /// Replaces `{claims}`: one row for each claim, in the column `value`, with the columns of its group.
     claims: &'static str,
 }
 
 impl Dialect {
-    /// SQLite. Binary, so that no element is turned into text and read again for each of its columns; with a limit, for else
-    /// each use of `value` would take it from the array again. Both together save a third of the relay's time.
+    /// SQLite. `jsonb` avoids that each element is turned into text and parsed again for each column. Without
+    /// `LIMIT`, each use of `value` would extract the element again. Both measures together save a third of
+    /// the relay's time.
     pub const SQLITE: Self = Self {
         rows: "(SELECT value FROM jsonb_each($1) LIMIT -1)",
         claims: groups!("jsonb_extract(value, '$[6]')", "jsonb_each($1) LIMIT -1", "jsonb_each"),
@@ -69,23 +72,25 @@ impl Dialect {
         claims: groups!("value->6", "jsonb_array_elements(CAST($1 AS JSONB))", "jsonb_array_elements"),
     };
 
-    /// A statement as this database is given it.
+    /// Returns the statement in this dialect.
     pub fn render(self, statement: &str) -> String {
         statement.replace("{rows}", self.rows).replace("{claims}", self.claims)
     }
 }
 
-/// Campaigns of which claims are written: each row is locked, and sequence and events are raised to those of a batch of the
-/// same epoch. A row is left out that lacks events before the batch's, where the batch is to follow them (`$1`, place 4).
+/// Locks the rows of campaigns, and raises sequence and events to those of a batch of the same epoch. If the
+/// batch must directly follow the events in the database (element 4 of `$1`), a row that lacks earlier events
+/// is left out.
 pub const RAISE_MARKS: &str = "UPDATE campaigns SET \
     sequence = CASE WHEN epoch = CAST(value->>1 AS BIGINT) AND CAST(value->>2 AS BIGINT) > sequence \
         THEN CAST(value->>2 AS BIGINT) ELSE sequence END, \
     events = CASE WHEN epoch = CAST(value->>1 AS BIGINT) AND CAST(value->>3 AS BIGINT) > events \
         THEN CAST(value->>3 AS BIGINT) ELSE events END \
     FROM {rows} WHERE id = value->>0 AND (CAST(value->>4 AS BIGINT) IS NULL OR epoch > CAST(value->>1 AS BIGINT) \
-    OR (epoch = CAST(value->>1 AS BIGINT) AND events >= CAST(value->>4 AS BIGINT))) RETURNING id, epoch, per_user, per_user_per_day";
+    OR (epoch = CAST(value->>1 AS BIGINT) AND events >= CAST(value->>4 AS BIGINT))) RETURNING id, epoch, per_user, per_user_per_day, \
+    has_codes, codes_added, codes_assigned, codes_pending_from";
 
-/// Campaigns that have changed after number `$1`. The second condition is the index's own.
+/// Campaigns that changed after number `$1`. The second condition is that of the partial index.
 pub const CHANGED: &str = concat!(
     "SELECT change_number, ",
     campaign_columns!(),
@@ -93,7 +98,7 @@ pub const CHANGED: &str = concat!(
     WHERE change_number > $1 AND change_number > 0 ORDER BY change_number LIMIT $2"
 );
 
-/// Campaigns that are not evicted, behind the id `$1`.
+/// Campaigns that are not evicted, after the id `$1`.
 pub const IN_REDIS: &str = concat!(
     "SELECT ",
     campaign_columns!(),
@@ -102,69 +107,108 @@ pub const IN_REDIS: &str = concat!(
 );
 
 statements! {
-    /// Writes claims. The guard's two columns belong to the decision: a later state of the same claim has neither, a
-    /// new decision brings both, and a `limit_at_decision` of none then means that there was none.
+    /// Writes claims. The guard's two columns belong to the decision. A new decision sets both columns, where
+    /// a null `limit_at_decision` means unlimited; a later state of the same claim sets neither.
     WRITE = "INSERT INTO claims (campaign_id, status, epoch, revision, day, limit_at_decision, \
-        user_id, digest, quantity, sequence, claimed_at, expires_at, updated_at, cumulative_taken) \
+        user_id, digest, quantity, sequence, claimed_at, expires_at, updated_at, cumulative_taken, first_code) \
         SELECT campaign_id, status, epoch, revision, day, limit_at_decision, \
         value->>0, value->>1, CAST(value->>2 AS BIGINT), CAST(value->>3 AS BIGINT), CAST(value->>4 AS BIGINT), \
-        CAST(value->>5 AS BIGINT), CAST(value->>6 AS BIGINT), CAST(value->>7 AS BIGINT) \
+        CAST(value->>5 AS BIGINT), CAST(value->>6 AS BIGINT), CAST(value->>7 AS BIGINT), CAST(value->>8 AS BIGINT) \
         FROM {claims} WHERE TRUE \
         ON CONFLICT (campaign_id, user_id, digest) DO UPDATE SET status = excluded.status, epoch = excluded.epoch, \
         quantity = excluded.quantity, revision = excluded.revision, sequence = excluded.sequence, day = excluded.day, \
         claimed_at = excluded.claimed_at, expires_at = excluded.expires_at, updated_at = excluded.updated_at, \
         limit_at_decision = CASE WHEN excluded.cumulative_taken IS NULL THEN claims.limit_at_decision ELSE excluded.limit_at_decision END, \
-        cumulative_taken = COALESCE(excluded.cumulative_taken, claims.cumulative_taken) \
+        cumulative_taken = COALESCE(excluded.cumulative_taken, claims.cumulative_taken), \
+        first_code = CASE WHEN excluded.quantity = claims.quantity AND claims.first_code IS NOT NULL \
+        THEN claims.first_code ELSE excluded.first_code END \
         WHERE excluded.status <> 'revoked' AND (excluded.epoch > claims.epoch \
         OR (excluded.epoch = claims.epoch AND excluded.revision > claims.revision))";
+
+    /// For each given claim, with its epoch, revision and quantity: its index in the request, and its first number; 0 if
+    /// it needs numbers, -1 if SQL has this state or a newer one without numbers. A revoked claim that is decided again with
+    /// another quantity needs other numbers. No join is used, for the reason given at [`REVISIONS`].
+    FIRST_CODES = "SELECT CAST(value->>0 AS BIGINT), COALESCE((SELECT COALESCE( \
+        CASE WHEN quantity = CAST(value->>5 AS BIGINT) THEN first_code END, CASE WHEN epoch > CAST(value->>3 AS BIGINT) OR (epoch = CAST(value->>3 AS BIGINT) \
+        AND revision >= CAST(value->>4 AS BIGINT)) THEN -1 ELSE 0 END) FROM claims \
+        WHERE campaign_id = $2 AND user_id = value->>1 AND digest = value->>2), 0) FROM {rows}";
+
+    /// Gives a granted claim its numbers, unless it has numbers.
+    GIVE_NUMBERS = "UPDATE claims SET first_code = $4 WHERE campaign_id = $1 AND user_id = $2 AND digest = $3 \
+        AND status = 'granted' AND first_code IS NULL";
+
+    /// A page of a campaign's claims with numbers from `$2`, in the order of the numbers.
+    NUMBERED = "SELECT user_id, digest, first_code, quantity FROM claims \
+        WHERE campaign_id = $1 AND first_code >= $2 ORDER BY first_code LIMIT $3";
+
+    /// The same for granted claims only.
+    GRANTED_NUMBERED = "SELECT user_id, digest, first_code, quantity FROM claims \
+        WHERE campaign_id = $1 AND first_code >= $2 AND status = 'granted' ORDER BY first_code LIMIT $3";
+
+    /// The number of granted claims with numbers from `$2` that lack codes. Codes fill the lowest numbers first.
+    PENDING_CODES = "SELECT COUNT(*) FROM claims WHERE campaign_id = $1 AND first_code >= $2 AND status = 'granted' \
+        AND NOT EXISTS (SELECT 1 FROM codes WHERE campaign_id = $1 AND number = first_code + quantity - 1)";
+
+    /// The number of claims that have all of their codes, and how many of them are granted and have numbers below `$2`.
+    WITH_CODES = "SELECT COUNT(*), COUNT(CASE WHEN status = 'granted' AND first_code < $2 THEN 1 END) FROM claims \
+        WHERE campaign_id = $1 AND first_code IS NOT NULL \
+        AND EXISTS (SELECT 1 FROM codes WHERE campaign_id = $1 AND number = first_code + quantity - 1)";
+
+    /// The first number and the quantity of each given claim that is granted. No join is used, for the reason
+    /// given at [`REVISIONS`].
+    NUMBERS_OF_CLAIMS = "SELECT value->>0, value->>1, (SELECT first_code FROM claims WHERE campaign_id = $2 \
+        AND user_id = value->>0 AND digest = value->>1 AND status = 'granted'), (SELECT quantity FROM claims \
+        WHERE campaign_id = $2 AND user_id = value->>0 AND digest = value->>1) FROM {rows}";
 
     /// One claim.
     ONE = "SELECT user_id, digest, quantity, status, revision, sequence, day, claimed_at, expires_at, updated_at \
         FROM claims WHERE campaign_id = $1 AND user_id = $2 AND digest = $3";
 
-    /// One claim confirmed, returned or expired: `$4` at `$5`. What is granted expires no more. Its
-    /// epoch and its revision then.
+    /// Sets the status of one claim to `$4` at `$5`. A granted claim no longer expires. Returns epoch and new
+    /// revision.
     TRANSITION = "UPDATE claims SET status = $4, revision = revision + 1, updated_at = $5, \
         expires_at = CASE WHEN $4 = 'granted' THEN NULL ELSE expires_at END \
         WHERE campaign_id = $1 AND user_id = $2 AND digest = $3 RETURNING epoch, revision";
 
-    /// A page of a campaign's claims in the order of their sequence.
+    /// A page of a campaign's claims, ordered by sequence number.
     PAGE = "SELECT user_id, digest, quantity, status, revision, sequence, day, claimed_at, expires_at, updated_at \
         FROM claims WHERE campaign_id = $1 AND (sequence, user_id, digest) > ($2, $3, $4) \
         ORDER BY sequence, user_id, digest LIMIT $5";
 
-    /// A page of one user's claims, in the order of [`PAGE`]. The sum keeps PostgreSQL from the index by sequence, in which it
-    /// would look through the claims of all users.
+    /// A page of one user's claims, in the order of [`PAGE`]. The `+ 0` prevents PostgreSQL from using the
+    /// index by sequence number, in which it would scan the claims of all users.
     PAGE_OF_USER = "SELECT user_id, digest, quantity, status, revision, sequence, day, claimed_at, expires_at, updated_at \
         FROM claims WHERE campaign_id = $1 AND user_id = $6 AND (sequence + 0, user_id, digest) > ($2, $3, $4) \
         ORDER BY sequence + 0, user_id, digest LIMIT $5";
 
-    /// A page of one user's claims, newest first. Of a revoked claim and the one that got its sequence again the latter comes
-    /// first.
+    /// A page of one user's claims, newest first. If a revoked claim shares its sequence number with another
+    /// claim, the revoked claim comes last.
     NEWEST_OF_USER = "SELECT user_id, digest, quantity, status, revision, sequence, day, claimed_at, expires_at, updated_at \
         FROM (SELECT user_id, digest, quantity, status, revision, sequence, day, claimed_at, expires_at, updated_at, \
         sequence * 2 + CASE WHEN status = 'revoked' THEN 0 ELSE 1 END AS place \
         FROM claims WHERE campaign_id = $1 AND user_id = $2) AS own \
         WHERE (place, digest) < ($3, $4) ORDER BY place DESC, digest DESC LIMIT $5";
 
-    /// A page of a campaign's claims but the revoked, user by user.
+    /// A page of a campaign's claims, except revoked claims, ordered by user.
     BY_USER = concat!("SELECT ", as_text!(), " FROM claims WHERE campaign_id = $1 AND (user_id, digest) > ($2, $3) \
         AND status <> 'revoked' ORDER BY user_id, digest LIMIT $4");
 
-    /// A page of a campaign's claims, user by user, for the feed.
+    /// A page of a campaign's claims, ordered by user, for the feed.
     FEED_OF_CAMPAIGN = concat!("SELECT ", as_text!(), " || ' ' || updated_at FROM claims \
         WHERE campaign_id = $1 AND (user_id, digest) > ($2, $3) ORDER BY user_id, digest LIMIT $4");
 
-    /// The last row of the feed that tells of any claim, and what it tells of: of a whole campaign its last claim.
+    /// The last row of the feed with any claim, and its claims. For a row of a whole campaign, only the last
+    /// claim.
     FEED_END = "SELECT number, told FROM (SELECT number, COALESCE(claims, (SELECT user_id || '.' || digest FROM claims \
         WHERE claims.campaign_id = feed.campaign_id ORDER BY user_id DESC, digest DESC LIMIT 1)) AS told FROM feed) AS ends \
         WHERE told IS NOT NULL ORDER BY number DESC LIMIT 1";
 
-    /// These claims, each behind the place that it is asked for with, for the feed. Not a join, as in [`REVISIONS`].
+    /// The given claims, each with its index in the request, for the feed. No join is used, for the reason
+    /// given at [`REVISIONS`].
     FEED_OF_CLAIMS = concat!("SELECT CAST(value->>0 AS BIGINT), (SELECT ", as_text!(), " || ' ' || updated_at FROM claims \
         WHERE campaign_id = value->>1 AND user_id = value->>2 AND digest = value->>3) FROM {rows}");
 
-    /// A campaign's claims, summed up.
+    /// Sums over a campaign's claims.
     TOTALS = "SELECT COUNT(*), \
         CAST(COALESCE(SUM(CASE WHEN status IN ('granted', 'held') THEN quantity ELSE 0 END), 0) AS BIGINT), \
         COALESCE(MAX(sequence), 0), \
@@ -174,28 +218,59 @@ statements! {
         CAST(COALESCE(SUM(CASE WHEN status <> 'revoked' THEN revision ELSE 0 END), 0) AS BIGINT) \
         FROM claims WHERE campaign_id = $1";
 
-    /// Whether SQL has refused any of a campaign's claims.
+    /// A campaign with change number `$4` or higher that is not over at `$1` and has claims of users whose ids do not
+    /// begin with `$2` or have another length than `$3`. No join is used, for the reason given at [`REVISIONS`].
+    /// Without the inner order, PostgreSQL would scan the claims of all campaigns.
+    OTHER_USER_IDS = "SELECT id FROM campaigns WHERE admin_state <> 'ended' AND (ends_at IS NULL OR ends_at > $1) \
+        AND change_number >= $4 AND (SELECT 1 FROM claims WHERE campaign_id = campaigns.id \
+        AND (SUBSTR(user_id, 1, LENGTH($2)) <> $2 OR LENGTH(user_id) <> $3) ORDER BY user_id LIMIT 1) IS NOT NULL ORDER BY id LIMIT 1";
+
+    /// Claims that were made, without those that SQL has refused: their number, users and units, the first and the last, and
+    /// the first that took the last unit.
+    REPORT_TOTALS = "SELECT COUNT(*), COUNT(DISTINCT user_id), CAST(COALESCE(SUM(quantity), 0) AS BIGINT), \
+        MIN(claimed_at), MAX(claimed_at), MIN(CASE WHEN cumulative_taken >= limit_at_decision THEN claimed_at END) \
+        FROM claims WHERE campaign_id = $1 AND status <> 'revoked'";
+
+    /// The number and units of a campaign's claims by status.
+    REPORT_STATUSES = "SELECT status, COUNT(*), CAST(SUM(quantity) AS BIGINT) FROM claims \
+        WHERE campaign_id = $1 GROUP BY status";
+
+    /// The second with the most claims.
+    REPORT_PEAK = "SELECT at_s, made FROM (SELECT claimed_at / 1000 AS at_s, COUNT(*) AS made FROM claims \
+        WHERE campaign_id = $1 AND status <> 'revoked' GROUP BY claimed_at / 1000) AS seconds \
+        ORDER BY made DESC, at_s LIMIT 1";
+
+    /// Claims and refusals from the second `$3` to before `$4`, in steps of `$2` seconds.
+    REPORT_STEPS = "SELECT at_s, CAST(SUM(made) AS BIGINT), CAST(SUM(units) AS BIGINT), CAST(SUM(at_edges) AS BIGINT), \
+        CAST(SUM(at_core) AS BIGINT) FROM (SELECT claimed_at / 1000 / $2 * $2 AS at_s, 1 AS made, quantity AS units, \
+        0 AS at_edges, 0 AS at_core FROM claims WHERE campaign_id = $1 AND status <> 'revoked' \
+        AND claimed_at / 1000 >= $3 AND claimed_at / 1000 < $4 UNION ALL SELECT at_s / $2 * $2, 0, 0, \
+        CASE WHEN refused_by = 'edge' THEN refused ELSE 0 END, CASE WHEN refused_by = 'core' THEN refused ELSE 0 END \
+        FROM refusals WHERE campaign_id = $1 AND at_s >= $3 AND at_s < $4) AS both_kinds GROUP BY at_s ORDER BY at_s";
+
+    /// Returns a row if SQL has refused any of a campaign's claims.
     REFUSED = "SELECT 1 FROM claims WHERE campaign_id = $1 AND status = 'revoked' LIMIT 1";
 
-    /// How far SQL has followed each of these claims: 0 where it lacks one, and further than any can go where it holds it as
-    /// revoked. Not a join: which side PostgreSQL begins with would depend on its statistics.
-    REVISIONS = "SELECT value->>0, value->>1, COALESCE((SELECT CASE WHEN status = 'revoked' THEN 256 ELSE revision END \
+    /// The revision of each given claim in SQL: 0 if SQL lacks it, and 65536, more than any revision, if it
+    /// is revoked. No join is used, because the order in which PostgreSQL joins tables would depend on
+    /// statistics.
+    REVISIONS = "SELECT value->>0, value->>1, COALESCE((SELECT CASE WHEN status = 'revoked' THEN 65536 ELSE revision END \
         FROM claims WHERE campaign_id = $2 AND user_id = value->>0 AND digest = value->>1), 0) FROM {rows}";
 
-    /// The sequences that no claim of a campaign has, as ranges.
+    /// The sequence numbers that no claim of a campaign has, as ranges.
     GAPS = "SELECT before + 1, sequence - 1 FROM (SELECT sequence, \
         LAG(sequence, 1, 0) OVER (ORDER BY sequence) AS before FROM claims WHERE campaign_id = $1) AS neighbours \
         WHERE sequence > before + 1 ORDER BY sequence LIMIT $2";
 
-    /// What a campaign's claims have taken.
+    /// Units taken by a campaign's claims.
     TAKEN = "SELECT CAST(COALESCE(SUM(quantity), 0) AS BIGINT) FROM claims \
         WHERE campaign_id = $1 AND status IN ('granted', 'held')";
 
-    /// What one claim has taken.
+    /// Units taken by one claim.
     STANDING = "SELECT CAST(COALESCE(SUM(quantity), 0) AS BIGINT) FROM claims \
         WHERE campaign_id = $1 AND user_id = $2 AND digest = $3 AND status IN ('granted', 'held')";
 
-    /// What one user's claims but the one of digest `$3` have taken, in all and on day `$4`.
+    /// Units taken by one user's claims, in total and on day `$4`, without the claim of digest `$3`.
     TAKEN_BY_USER = "SELECT CAST(COALESCE(SUM(quantity), 0) AS BIGINT), \
         CAST(COALESCE(SUM(CASE WHEN day = $4 THEN quantity ELSE 0 END), 0) AS BIGINT) FROM claims \
         WHERE campaign_id = $1 AND user_id = $2 AND digest <> $3 AND status IN ('granted', 'held')";
@@ -208,7 +283,7 @@ mod tests {
 
     use super::*;
 
-    /// All of core's sources, by file.
+    /// Collects all source files of core with their text.
     fn sources(directory: &Path, found: &mut Vec<(String, String)>) {
         for entry in fs::read_dir(directory).unwrap() {
             let path = entry.unwrap().path();
@@ -221,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn no_statement_over_claims_stands_anywhere_else() {
+    fn all_statements_over_claims_are_in_this_file() {
         let mut found = Vec::new();
         sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut found);
         for (file, text) in found.iter().filter(|(file, _)| !file.ends_with("statements.rs")) {
@@ -235,13 +310,14 @@ mod tests {
         assert!(ALL.iter().all(|(_, text)| text.contains(" claims ")), "a statement over something else");
     }
 
-    /// What writes claims tells the feed, in the same transaction: `feed_writer.rs` has the way to commit it.
+    /// A transaction that writes claims must also write the feed, with the commit function of
+    /// `feed_writer.rs`.
     #[test]
-    fn claims_are_written_nowhere_but_where_the_feed_is_told() {
+    fn every_write_of_claims_is_committed_with_the_feed() {
         let is_write = |(_, text): &&(&str, &str)| !text.starts_with("SELECT ");
         let writes: Vec<_> =
             ALL.iter().filter(is_write).map(|(name, _)| format!("statements::{name}")).collect();
-        assert_eq!(writes, ["statements::WRITE", "statements::TRANSITION"]);
+        assert_eq!(writes, ["statements::WRITE", "statements::GIVE_NUMBERS", "statements::TRANSITION"]);
         let mut found = Vec::new();
         sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/store/sql"), &mut found);
         for (file, text) in found {
@@ -250,7 +326,7 @@ mod tests {
                 || code.contains("self.insert(");
             assert!(
                 !writes_claims || !code.contains("transaction.commit()"),
-                "{file} writes claims: commit by `commit_told`"
+                "{file} writes claims, so it must commit by `commit_with_feed`"
             );
         }
     }

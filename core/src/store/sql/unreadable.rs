@@ -1,22 +1,23 @@
-//! Rows that this version cannot read, so that each is logged once.
+//! The set of rows that this version cannot read, so that each is logged once.
 
 use std::collections::HashSet;
 use std::fmt::Display;
-use std::sync::{Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 /// Campaigns that have been logged as unreadable.
 #[derive(Debug, Default)]
 pub(super) struct Unreadable(Mutex<HashSet<String>>);
 
 impl Unreadable {
-    /// Logs that the row of `id` cannot be read, or can be again; nothing while that stays so.
-    pub(super) fn note(&self, id: &str, error: Option<&dyn Display>) {
-        let mut named = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Logs when the row of `id` becomes unreadable, and when it becomes readable again.
+    pub(super) fn log_change(&self, id: &str, error: Option<&dyn Display>) {
+        let mut logged = self.0.lock();
         match error {
-            Some(error) if named.insert(id.to_owned()) => {
-                tracing::error!(campaign = id, %error, "this campaign is left alone; the others go on");
+            Some(error) if logged.insert(id.to_owned()) => {
+                tracing::error!(campaign = id, %error, "cannot read this campaign; other campaigns are not affected");
             }
-            None if named.remove(id) => tracing::info!(campaign = id, "can be read again"),
+            None if logged.remove(id) => tracing::info!(campaign = id, "this campaign can be read again"),
             _ => {}
         }
     }

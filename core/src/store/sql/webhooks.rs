@@ -1,69 +1,86 @@
-//! Webhooks, and the events that they did not take yet.
+//! Webhooks in SQL, and their pending events.
 //!
-//! `holder` and `held_until` are a lease: its holder delivers, and writes only while it is the holder.
+//! The columns `holder` and `held_until` are a lease. Only the lease's holder delivers events, and it writes
+//! only while it has the lease.
+
+use std::collections::HashSet;
 
 use claimgate_shared::{CampaignId, Timestamp};
 use serde_json::{Value, json};
 use sqlx::Row as _;
 use sqlx::any::AnyRow;
 
-use super::audit::draw_number;
-use super::numbers::{big, unreadable, unsigned};
+use super::audit::issue_audit_number;
+use super::numbers::{to_i64, unreadable, unsigned};
 use super::pool::Transaction;
-use super::{By, FeedCursor, SqlError, SqlStore, statements};
+use super::{ChangedBy, FeedCursor, SqlError, SqlStore, statements};
 use crate::domain::webhook::{OLD_SECRET_FOR, WaitingEvent, Webhook, WebhookEvent};
-use crate::step;
 
-/// The columns of a [`Webhook`], of all or of the one that a condition names.
+/// Selects the columns of a [`Webhook`]; a condition may follow.
 const SELECT: &str = "SELECT id, url, campaign_id, secret, old_secret, old_secret_until, enabled, disabled_because, cursor, \
     created_at, delivered, delivered_at, \
     (SELECT COUNT(*) FROM webhook_events WHERE webhook_id = id AND parked = 0) AS waiting, \
     (SELECT COUNT(*) FROM webhook_events WHERE webhook_id = id AND parked = 1) AS parked_count FROM webhooks";
 
-/// What was done for a webhook in one round, for [`SqlStore::advance_webhook`].
+/// The columns of a [`WaitingEvent`].
+macro_rules! event_columns {
+    () => {
+        "number, event_id, claim_id, body, parked, tries, first_at, next_at, last_error"
+    };
+}
+
+/// The condition that `event` is the claim's first pending event for the webhook `$1`. Later events of the
+/// claim must not be sent before the first event.
+macro_rules! first_of_claim {
+    () => {
+        "event.webhook_id = $1 AND event.parked = 0 AND NOT EXISTS (SELECT 1 FROM webhook_events AS earlier \
+         WHERE earlier.webhook_id = $1 AND earlier.claim_id = event.claim_id AND earlier.number < event.number \
+         AND earlier.parked = 0)"
+    };
+}
+
+/// The result of one round of deliveries to a webhook, for [`SqlStore::advance_webhook`].
 #[derive(Debug)]
 pub struct Progress<'a> {
-    /// The place in the feed behind which nothing is left to be tried first.
+    /// The position in the feed after the last event that was tried or stored as pending.
     pub cursor: &'a FeedCursor,
-    /// How many events it has taken.
+    /// The number of delivered events.
     pub delivered: u64,
-    /// Events that it did not take, or that have to wait behind others of their claims; in the order of the feed.
+    /// Events that failed, or are queued behind earlier events of their claims, in the order of the feed.
     pub waiting: &'a [WaitingEvent],
 }
 
 impl SqlStore {
-    /// All webhooks, in the order of their ids, or why one of them cannot be read: the others can.
+    /// Returns all webhooks, ordered by id. A webhook that cannot be read is an error in the list, and does
+    /// not hide other webhooks.
     pub(crate) async fn webhooks(&self) -> Result<Vec<Result<Webhook, SqlError>>, SqlError> {
-        step::before("sql:webhooks").await;
-        let statement = sqlx::AssertSqlSafe(format!("{SELECT} ORDER BY id"));
-        let rows = step::after(sqlx::query(statement).fetch_all(&self.pool).await)?;
-        Ok(rows.iter().map(webhook).collect())
+        let query = sqlx::query(sqlx::AssertSqlSafe(format!("{SELECT} ORDER BY id")));
+        Ok(self.pool.all("sql:webhooks", query).await?.iter().map(webhook).collect())
     }
 
-    /// The webhook `id`, if there is one.
     pub(crate) async fn webhook(&self, id: &str) -> Result<Option<Webhook>, SqlError> {
-        step::before("sql:webhook").await;
-        let statement = sqlx::AssertSqlSafe(format!("{SELECT} WHERE id = $1"));
-        let row = sqlx::query(statement).bind(id).fetch_optional(&self.pool).await;
-        step::after(row)?.as_ref().map(webhook).transpose()
+        let query = sqlx::query(sqlx::AssertSqlSafe(format!("{SELECT} WHERE id = $1"))).bind(id);
+        self.pool.optional("sql:webhook", query).await?.as_ref().map(webhook).transpose()
     }
 
-    /// The feed's end: a webhook that is made now is told what comes behind it.
+    /// Returns the end of the feed, from which a new webhook starts.
     pub(crate) async fn feed_end_cursor(&self) -> Result<FeedCursor, SqlError> {
-        let feed_id =
-            sqlx::query("SELECT feed_id FROM feed_position").fetch_one(&self.pool).await?.try_get(0)?;
-        let Some(end) = sqlx::query(statements::FEED_END).fetch_optional(&self.pool).await? else {
+        let feed_id = sqlx::query("SELECT feed_id FROM feed_position")
+            .fetch_one(&mut self.pool.lease().await?)
+            .await?
+            .try_get(0)?;
+        let Some(end) =
+            sqlx::query(statements::FEED_END).fetch_optional(&mut self.pool.lease().await?).await?
+        else {
             return Ok(FeedCursor::begin(feed_id));
         };
-        let (number, told): (i64, String) = (end.try_get(0)?, end.try_get(1)?);
-        let last = told.rsplit(' ').next().unwrap_or_default();
-        Ok(FeedCursor::behind(feed_id, unsigned(number)?, last.to_owned()))
+        let (number, claims): (i64, String) = (end.try_get(0)?, end.try_get(1)?);
+        let last = claims.rsplit(' ').next().unwrap_or_default();
+        Ok(FeedCursor::after(feed_id, unsigned(number)?, last.to_owned()))
     }
 
-    /// Stores a new webhook.
-    pub(crate) async fn create_webhook(&self, webhook: &Webhook, by: By<'_>) -> Result<(), SqlError> {
-        step::before("sql:create_webhook").await;
-        let mut transaction = self.pool.begin().await?;
+    pub(crate) async fn create_webhook(&self, webhook: &Webhook, by: ChangedBy<'_>) -> Result<(), SqlError> {
+        let mut transaction = self.pool.begin_at("sql:create_webhook").await?;
         sqlx::query(
             "INSERT INTO webhooks (id, url, campaign_id, secret, enabled, cursor, created_at, delivered, holder, held_until) \
              VALUES ($1, $2, $3, $4, 1, $5, $6, 0, '', 0)",
@@ -74,72 +91,62 @@ impl SqlStore {
         .bind(&webhook.secret)
         .bind(&webhook.cursor)
         .bind(by.at.as_ms())
-        .execute(&mut *transaction)
+        .execute(&mut transaction.lease)
         .await?;
-        audit(&mut transaction, webhook, by, "webhook_create", None, &state(webhook)).await?;
-        step::after(transaction.commit().await)?;
-        Ok(())
+        commit_audited(transaction, webhook, by, "webhook_create", None, &state(webhook)).await
     }
 
-    /// Removes a webhook, and what it did not take yet.
-    pub(crate) async fn delete_webhook(&self, webhook: &Webhook, by: By<'_>) -> Result<(), SqlError> {
-        step::before("sql:delete_webhook").await;
-        let mut transaction = self.pool.begin().await?;
+    /// Removes a webhook and its pending events.
+    pub(crate) async fn delete_webhook(&self, webhook: &Webhook, by: ChangedBy<'_>) -> Result<(), SqlError> {
+        let mut transaction = self.pool.begin_at("sql:delete_webhook").await?;
         for statement in
             ["DELETE FROM webhook_events WHERE webhook_id = $1", "DELETE FROM webhooks WHERE id = $1"]
         {
-            sqlx::query(statement).bind(&webhook.id).execute(&mut *transaction).await?;
+            sqlx::query(statement).bind(&webhook.id).execute(&mut transaction.lease).await?;
         }
-        audit(&mut transaction, webhook, by, "webhook_delete", Some(&state(webhook)), &json!({})).await?;
-        step::after(transaction.commit().await)?;
-        Ok(())
+        commit_audited(transaction, webhook, by, "webhook_delete", Some(&state(webhook)), &json!({})).await
     }
 
-    /// Enables a webhook, which goes on where it stopped: parked events are tried again, as if for the first time.
-    pub(crate) async fn enable_webhook(&self, webhook: &Webhook, by: By<'_>) -> Result<(), SqlError> {
-        step::before("sql:enable_webhook").await;
-        let mut transaction = self.pool.begin().await?;
+    /// Enables a webhook, which continues where it stopped. Parked events are retried, with a new retry
+    /// period.
+    pub(crate) async fn enable_webhook(&self, webhook: &Webhook, by: ChangedBy<'_>) -> Result<(), SqlError> {
+        let mut transaction = self.pool.begin_at("sql:enable_webhook").await?;
         sqlx::query("UPDATE webhooks SET enabled = 1, disabled_because = NULL WHERE id = $1")
             .bind(&webhook.id)
-            .execute(&mut *transaction)
+            .execute(&mut transaction.lease)
             .await?;
         sqlx::query("UPDATE webhook_events SET parked = 0, tries = 0, first_at = $2, next_at = $2 WHERE webhook_id = $1")
             .bind(&webhook.id)
             .bind(by.at.as_ms())
-            .execute(&mut *transaction)
+            .execute(&mut transaction.lease)
             .await?;
         let after = json!({"url": webhook.url, "enabled": true});
-        audit(&mut transaction, webhook, by, "webhook_enable", Some(&state(webhook)), &after).await?;
-        step::after(transaction.commit().await)?;
-        Ok(())
+        commit_audited(transaction, webhook, by, "webhook_enable", Some(&state(webhook)), &after).await
     }
 
-    /// Gives a webhook another secret; the one of before signs beside it for a day.
+    /// Sets a new secret for a webhook. The previous secret also signs for 24 hours.
     pub(crate) async fn rotate_webhook(
         &self,
         webhook: &Webhook,
         secret: &str,
-        by: By<'_>,
+        by: ChangedBy<'_>,
     ) -> Result<(), SqlError> {
-        step::before("sql:rotate_webhook").await;
         let until = by.at.saturating_add_ms(i64::try_from(OLD_SECRET_FOR.as_millis()).unwrap_or(i64::MAX));
-        let mut transaction = self.pool.begin().await?;
+        let mut transaction = self.pool.begin_at("sql:rotate_webhook").await?;
         sqlx::query(
             "UPDATE webhooks SET old_secret = secret, old_secret_until = $3, secret = $2 WHERE id = $1",
         )
         .bind(&webhook.id)
         .bind(secret)
         .bind(until.as_ms())
-        .execute(&mut *transaction)
+        .execute(&mut transaction.lease)
         .await?;
-        let (before, after) = (json!({"secret": "the one of before"}), json!({"secret": "another"}));
-        audit(&mut transaction, webhook, by, "webhook_rotate_secret", Some(&before), &after).await?;
-        step::after(transaction.commit().await)?;
-        Ok(())
+        let (before, after) = (json!({"secret": "previous"}), json!({"secret": "new"}));
+        commit_audited(transaction, webhook, by, "webhook_rotate_secret", Some(&before), &after).await
     }
 
-    /// Takes or renews the lease of an enabled webhook until `until`, for `holder`; `None` when another one has it, or there is
-    /// nothing to deliver for.
+    /// Acquires or renews the lease of a webhook for `holder` until `until`. Returns `None` if another core
+    /// has the lease, or the webhook is disabled or gone.
     pub(crate) async fn hold_webhook(
         &self,
         id: &str,
@@ -147,57 +154,110 @@ impl SqlStore {
         now: Timestamp,
         until: Timestamp,
     ) -> Result<Option<Webhook>, SqlError> {
-        step::before("sql:hold_webhook").await;
-        let held = sqlx::query(
+        let query = sqlx::query(
             "UPDATE webhooks SET holder = $2, held_until = $4 \
              WHERE id = $1 AND enabled = 1 AND (holder = $2 OR held_until <= $3)",
         )
         .bind(id)
         .bind(holder)
         .bind(now.as_ms())
-        .bind(until.as_ms())
-        .execute(&self.pool)
-        .await;
-        if step::after(held)?.rows_affected() == 0 {
+        .bind(until.as_ms());
+        if self.pool.run("sql:hold_webhook", query).await?.rows_affected() == 0 {
             return Ok(None);
         }
         self.webhook(id).await
     }
 
-    /// Gives the leases of `holder` back: another core need not wait for their end.
-    pub(crate) async fn release_webhooks(&self, holder: &str) -> Result<(), SqlError> {
-        step::before("sql:release_webhooks").await;
-        let released = sqlx::query("UPDATE webhooks SET held_until = 0 WHERE holder = $1")
-            .bind(holder)
-            .execute(&self.pool)
-            .await;
-        step::after(released)?;
+    /// Ends the leases of all runs of the core `core`, so that a core that was killed can deliver right after
+    /// its restart. Earlier versions used the core's id as the holder.
+    pub(crate) async fn end_webhook_leases_of_core(&self, core: &str) -> Result<(), SqlError> {
+        let query = sqlx::query(
+            "UPDATE webhooks SET held_until = 0 WHERE holder = $1 OR SUBSTR(holder, 1, LENGTH($1) + 1) = $1 || '.'",
+        )
+        .bind(core);
+        self.pool.run("sql:end_webhook_leases_of_core", query).await?;
         Ok(())
     }
 
-    /// Up to `limit` events that the webhook `id` did not take yet, in their order; with `parked` those too.
+    /// Releases the leases of `holder`, so that other cores need not wait until they expire.
+    pub(crate) async fn release_webhooks(&self, holder: &str) -> Result<(), SqlError> {
+        let query = sqlx::query("UPDATE webhooks SET held_until = 0 WHERE holder = $1").bind(holder);
+        self.pool.run("sql:release_webhooks", query).await?;
+        Ok(())
+    }
+
+    /// Returns up to `limit` pending and parked events of the webhook `id` with numbers above `after`, in
+    /// order.
     pub(crate) async fn waiting_events(
         &self,
         id: &str,
         after: i64,
         limit: u32,
-        parked: bool,
     ) -> Result<Vec<WaitingEvent>, SqlError> {
-        step::before("sql:waiting_events").await;
-        let rows = sqlx::query(
-            "SELECT number, event_id, claim_id, body, parked, tries, first_at, next_at, last_error FROM webhook_events \
-             WHERE webhook_id = $1 AND number > $2 AND parked <= $3 ORDER BY number LIMIT $4",
-        )
+        let query = sqlx::query(concat!(
+            "SELECT ",
+            event_columns!(),
+            " FROM webhook_events WHERE webhook_id = $1 AND number > $2 ORDER BY number LIMIT $3"
+        ))
         .bind(id)
         .bind(after)
-        .bind(i64::from(parked))
-        .bind(i64::from(limit))
-        .fetch_all(&self.pool)
-        .await;
-        step::after(rows)?.iter().map(waiting_event).collect()
+        .bind(i64::from(limit));
+        self.pool.all("sql:waiting_events", query).await?.iter().map(waiting_event).collect()
     }
 
-    /// Records what `holder` has done for a webhook; `false` when it holds the lease no more, and nothing was recorded.
+    /// Returns up to `limit` events of the webhook `id` that are due at `now`, ordered by due time. Only the
+    /// first pending event of each claim can be due.
+    pub(crate) async fn due_events(
+        &self,
+        id: &str,
+        now: Timestamp,
+        limit: u32,
+    ) -> Result<Vec<WaitingEvent>, SqlError> {
+        let query = sqlx::query(concat!(
+            "SELECT ",
+            event_columns!(),
+            " FROM webhook_events AS event WHERE ",
+            first_of_claim!(),
+            " AND next_at <= $2 ORDER BY next_at, number LIMIT $3"
+        ))
+        .bind(id)
+        .bind(now.as_ms())
+        .bind(i64::from(limit));
+        self.pool.all("sql:due_events", query).await?.iter().map(waiting_event).collect()
+    }
+
+    /// Returns the time at which the next event of the webhook `id` is due; `None` if no event is pending.
+    pub(crate) async fn next_event_due(&self, id: &str) -> Result<Option<Timestamp>, SqlError> {
+        let query = sqlx::query(concat!(
+            "SELECT next_at FROM webhook_events AS event WHERE ",
+            first_of_claim!(),
+            " ORDER BY next_at LIMIT 1"
+        ))
+        .bind(id);
+        let at =
+            self.pool.optional("sql:next_event_due", query).await?.map(|row| row.try_get(0)).transpose()?;
+        at.map(Timestamp::from_ms).transpose().map_err(unreadable)
+    }
+
+    /// Returns the given claims that have an event pending for the webhook `id`. `claims` must not be empty.
+    pub(crate) async fn claims_with_waiting_events(
+        &self,
+        id: &str,
+        claims: &[WebhookEvent],
+    ) -> Result<HashSet<String>, SqlError> {
+        let parameters: Vec<_> = (2..claims.len() + 2).map(|number| format!("${number}")).collect();
+        let statement = format!(
+            "SELECT DISTINCT claim_id FROM webhook_events WHERE webhook_id = $1 AND parked = 0 AND claim_id IN ({})",
+            parameters.join(", ")
+        );
+        let query = sqlx::query(sqlx::AssertSqlSafe(statement)).bind(id);
+        let query = claims.iter().fold(query, |query, event| query.bind(event.claim_id.as_str()));
+        let rows = self.pool.all("sql:claims_with_waiting_events", query).await?;
+        rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
+    }
+
+    /// Records the progress of a webhook. Records nothing and returns `false` if `holder` no longer has the
+    /// lease.
     pub(crate) async fn advance_webhook(
         &self,
         id: &str,
@@ -205,9 +265,8 @@ impl SqlStore {
         now: Timestamp,
         progress: Progress<'_>,
     ) -> Result<bool, SqlError> {
-        step::before("sql:advance_webhook").await;
         let Progress { cursor, delivered, waiting } = progress;
-        let mut transaction = self.pool.begin().await?;
+        let mut transaction = self.pool.begin_at("sql:advance_webhook").await?;
         let moved = sqlx::query(
             "UPDATE webhooks SET cursor = $3, delivered = delivered + $4, \
              delivered_at = CASE WHEN $4 > 0 THEN $5 ELSE delivered_at END WHERE id = $1 AND holder = $2",
@@ -215,9 +274,9 @@ impl SqlStore {
         .bind(id)
         .bind(holder)
         .bind(cursor.to_string())
-        .bind(big(delivered))
+        .bind(to_i64(delivered))
         .bind(now.as_ms())
-        .execute(&mut *transaction)
+        .execute(&mut transaction.lease)
         .await?;
         if moved.rows_affected() == 0 {
             return Ok(false);
@@ -225,28 +284,27 @@ impl SqlStore {
         for waiting in waiting {
             insert(&mut transaction, id, waiting).await?;
         }
-        step::after(transaction.commit().await)?;
+        transaction.commit().await?;
         Ok(true)
     }
 
-    /// Records that a webhook has taken an event that waited; `false` when `holder` holds the lease no more: the event's number
-    /// may be another one's by now.
-    pub(crate) async fn took_waiting(
+    /// Removes a pending event that was delivered. Changes nothing and returns `false` if `holder` no longer
+    /// has the lease: the number may then belong to a different event.
+    pub(crate) async fn remove_delivered_event(
         &self,
         id: &str,
         holder: &str,
         number: i64,
         now: Timestamp,
     ) -> Result<bool, SqlError> {
-        step::before("sql:took_waiting").await;
-        let mut transaction = self.pool.begin().await?;
+        let mut transaction = self.pool.begin_at("sql:remove_delivered_event").await?;
         let counted = sqlx::query(
             "UPDATE webhooks SET delivered = delivered + 1, delivered_at = $3 WHERE id = $1 AND holder = $2",
         )
         .bind(id)
         .bind(holder)
         .bind(now.as_ms())
-        .execute(&mut *transaction)
+        .execute(&mut transaction.lease)
         .await?;
         if counted.rows_affected() == 0 {
             return Ok(false);
@@ -254,21 +312,20 @@ impl SqlStore {
         sqlx::query("DELETE FROM webhook_events WHERE webhook_id = $1 AND number = $2")
             .bind(id)
             .bind(number)
-            .execute(&mut *transaction)
+            .execute(&mut transaction.lease)
             .await?;
-        step::after(transaction.commit().await)?;
+        transaction.commit().await?;
         Ok(true)
     }
 
-    /// Records another try of an event that waits; `false` when `holder` holds the lease no more.
-    pub(crate) async fn put_off_waiting(
+    /// Records a failed retry of a pending event. Returns `false` if `holder` no longer has the lease.
+    pub(crate) async fn reschedule_event(
         &self,
         id: &str,
         holder: &str,
         waiting: &WaitingEvent,
     ) -> Result<bool, SqlError> {
-        step::before("sql:put_off_waiting").await;
-        let done = sqlx::query(
+        let query = sqlx::query(
             "UPDATE webhook_events SET parked = $4, tries = $5, first_at = $6, next_at = $7, last_error = $8 \
              WHERE webhook_id = $1 AND number = $3 AND EXISTS (SELECT 1 FROM webhooks WHERE id = $1 AND holder = $2)",
         )
@@ -279,37 +336,32 @@ impl SqlStore {
         .bind(i64::from(waiting.tries))
         .bind(waiting.first_at.as_ms())
         .bind(waiting.next_at.as_ms())
-        .bind(&waiting.last_error)
-        .execute(&self.pool)
-        .await;
-        Ok(step::after(done)?.rows_affected() > 0)
+        .bind(&waiting.last_error);
+        Ok(self.pool.run("sql:reschedule_event", query).await?.rows_affected() > 0)
     }
 
-    /// Disables a webhook for which `holder` delivers; nothing when it does so no more.
+    /// Disables a webhook, unless `holder` no longer has its lease.
     pub(crate) async fn disable_webhook(
         &self,
         webhook: &Webhook,
         holder: &str,
         why: &str,
-        by: By<'_>,
+        by: ChangedBy<'_>,
     ) -> Result<(), SqlError> {
-        step::before("sql:disable_webhook").await;
-        let mut transaction = self.pool.begin().await?;
+        let mut transaction = self.pool.begin_at("sql:disable_webhook").await?;
         let disabled = sqlx::query(
             "UPDATE webhooks SET enabled = 0, disabled_because = $3 WHERE id = $1 AND holder = $2 AND enabled = 1",
         )
         .bind(&webhook.id)
         .bind(holder)
         .bind(why)
-        .execute(&mut *transaction)
+        .execute(&mut transaction.lease)
         .await?;
         if disabled.rows_affected() == 0 {
             return Ok(());
         }
         let after = json!({"url": webhook.url, "enabled": false, "disabled_because": why});
-        audit(&mut transaction, webhook, by, "webhook_disable", Some(&state(webhook)), &after).await?;
-        step::after(transaction.commit().await)?;
-        Ok(())
+        commit_audited(transaction, webhook, by, "webhook_disable", Some(&state(webhook)), &after).await
     }
 }
 
@@ -327,25 +379,26 @@ async fn insert(transaction: &mut Transaction, id: &str, waiting: &WaitingEvent)
     .bind(waiting.first_at.as_ms())
     .bind(waiting.next_at.as_ms())
     .bind(&waiting.last_error)
-    .execute(&mut **transaction)
+    .execute(&mut transaction.lease)
     .await?;
     Ok(())
 }
 
-/// What the audit shows of a webhook.
+/// Returns the webhook's state that the audit shows.
 fn state(webhook: &Webhook) -> Value {
     json!({"url": webhook.url, "enabled": webhook.disabled_because.is_none()})
 }
 
-async fn audit(
-    transaction: &mut Transaction,
+/// Writes an audit entry for a change of a webhook, and commits.
+async fn commit_audited(
+    mut transaction: Transaction,
     webhook: &Webhook,
-    by: By<'_>,
+    by: ChangedBy<'_>,
     what: &str,
     before: Option<&Value>,
     after: &Value,
-) -> Result<(), sqlx::Error> {
-    let number = draw_number(transaction).await?;
+) -> Result<(), SqlError> {
+    let number = issue_audit_number(&mut transaction).await?;
     sqlx::query(
         "INSERT INTO webhook_audit (number, webhook_id, campaign_id, at, who, what, before, after) \
          VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
@@ -358,9 +411,9 @@ async fn audit(
     .bind(what)
     .bind(before.map(ToString::to_string))
     .bind(after.to_string())
-    .execute(&mut **transaction)
+    .execute(&mut transaction.lease)
     .await?;
-    Ok(())
+    Ok(transaction.commit().await?)
 }
 
 fn webhook(row: &AnyRow) -> Result<Webhook, SqlError> {

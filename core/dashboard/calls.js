@@ -1,0 +1,24 @@
+// Reads from core's admin API for a dialog, and saves what was read as a file.
+
+import { element } from "./texts.js";
+
+const TIMEOUT_MS = 60000;
+
+// Returns the body of the answer to a GET, as "json", "text" or "blob", in which a file may take its time; null if there is none.
+// `dialog` is { token, onUnauthorized }.
+export async function read(path, accept, as, { token, onUnauthorized }) {
+	const signal = as === "blob" ? undefined : AbortSignal.timeout?.(TIMEOUT_MS);
+	try {
+		const reply = await fetch(path, { headers: { Authorization: `Bearer ${token}`, Accept: accept }, signal });
+		if (reply.status === 401) onUnauthorized();
+		return reply.ok ? await reply[as]() : null;
+	} catch {
+		return null;
+	}
+}
+
+export function save(blob, name) {
+	const file = URL.createObjectURL(blob);
+	element("a", { href: file, download: name }).click();
+	URL.revokeObjectURL(file);
+}

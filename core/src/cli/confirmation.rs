@@ -1,0 +1,43 @@
+//! Confirmation of commands that cannot be undone.
+
+use std::io::{self, IsTerminal as _};
+
+use clap::Args;
+
+use super::client::CallError;
+use super::printer::prompt;
+
+/// The arguments of every command that cannot be undone.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct ConfirmArgs {
+    /// Do not ask for confirmation
+    #[arg(long)]
+    yes: bool,
+}
+
+impl ConfirmArgs {
+    /// Returns at once with `--yes`, otherwise after the user has typed `word`. `what` is a clause that
+    /// describes the action.
+    ///
+    /// # Errors
+    /// [`CallError::Usage`] if there is no terminal, [`CallError::NotDone`] if anything else was typed.
+    pub fn confirm(self, what: &str, word: &str) -> Result<(), CallError> {
+        if self.yes {
+            return Ok(());
+        }
+        if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
+            let problem =
+                format!("{what}; this cannot be undone. There is no terminal to confirm on: give --yes");
+            return Err(CallError::Usage(problem));
+        }
+        prompt(&format_args!("{what}; this cannot be undone. Type {word} to continue: "));
+        let mut typed = String::new();
+        io::stdin()
+            .read_line(&mut typed)
+            .map_err(|error| CallError::Usage(format!("standard input: {error}")))?;
+        match typed.trim() {
+            typed if typed == word => Ok(()),
+            typed => Err(CallError::NotDone(format!("nothing was done: '{typed}' is not {word}"))),
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! Core's in-memory state of each campaign, and notices of pending work on campaigns.
+
+pub mod change_log;
+pub mod handle;
+pub mod notices;
+pub mod registry;

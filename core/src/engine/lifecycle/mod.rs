@@ -1,0 +1,9 @@
+//! Moves campaigns into and out of Redis: loads, imports, evictions, comparison and repair.
+
+mod eviction;
+pub mod foreign;
+mod forgotten;
+pub mod import;
+pub mod reconcile;
+pub mod recovery;
+pub mod serving;

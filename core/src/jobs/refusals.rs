@@ -1,0 +1,60 @@
+//! Writes refused claims to SQL: edges' reports as they arrive, and once a second this core's own counts.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+use crate::engine::Engine;
+use crate::engine::demand::RefusalWriter;
+use crate::engine::live::cores::CoreRun;
+
+/// The time between two reports of this core.
+const PERIOD: Duration = Duration::from_secs(1);
+/// The time between two removals of old rows.
+const REMOVE_PERIOD: Duration = Duration::from_mins(10);
+/// The time limit of the last report when core stops.
+const LAST_MAX: Duration = Duration::from_secs(1);
+
+/// Writes the refusals of `engine` as the core's run `run` until `stop` turns true, then writes the last counts. Only one task
+/// may do so.
+pub async fn write(engine: Arc<Engine>, run: CoreRun, mut stop: watch::Receiver<bool>) {
+    let writer = RefusalWriter::new(&engine.refusals, &engine.registry, &engine.stores.sql, run.id());
+    let Some(mut writer) = writer else { return };
+    let mut ticks = interval(PERIOD);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut removals = interval(REMOVE_PERIOD);
+    removals.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        let event = tokio::select! {
+            () = writer.wait() => Event::Received,
+            _ = ticks.tick() => Event::OwnIsDue,
+            _ = removals.tick() => Event::RemovalIsDue,
+            _ = stop.wait_for(|stop| *stop) => Event::Stopped,
+        };
+        // What fails is tried again at the next tick. The health checks log that SQL is unavailable.
+        let done = match event {
+            Event::Received => {
+                writer.write_received().await;
+                Ok(())
+            }
+            Event::OwnIsDue => writer.write_own().await,
+            Event::RemovalIsDue => writer.remove_old().await,
+            Event::Stopped => break,
+        };
+        if let Err(error) = done {
+            tracing::debug!(%error, ?event, "refusals are not written yet");
+        }
+    }
+    let _ = timeout(LAST_MAX, writer.write_own()).await;
+}
+
+/// What the task waits for.
+#[derive(Debug, Clone, Copy)]
+enum Event {
+    Received,
+    OwnIsDue,
+    RemovalIsDue,
+    Stopped,
+}

@@ -1,0 +1,475 @@
+//! Codes: adds them, gives claims their numbers, and reads the codes of claims.
+//!
+//! A claim gets its numbers in the transaction that writes its row as granted, under the lock of the campaign's
+//! row, and keeps them. Codes are added under the same lock, so a number never gets a second code.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::RangeInclusive;
+
+use claimgate_shared::admin::codes::AddedCodes;
+use claimgate_shared::ids::{digest_text, parse_digest};
+use claimgate_shared::{CampaignId, ClaimCode, ClaimDigest, UserId, Version};
+use sqlx::any::{AnyArguments, AnyRow};
+use sqlx::query::Query;
+use sqlx::{Any, Row as _};
+
+use super::campaigns::{self, Change, number_change, write_rules};
+use super::numbers::{to_i64, unreadable, unsigned};
+use super::pool::Transaction;
+use super::statements::campaign_columns;
+use super::{BULK_MAX, SqlError, SqlStore, WHOLE_CAMPAIGN_MAX, statements};
+use crate::domain::campaign::Campaign;
+use crate::domain::codes::{CodeStock, CodesOfClaim};
+
+/// Number of claims in a page of a load, or of claims that may lack codes.
+const CLAIMS_PAGE: u32 = 1000;
+
+const CODES_AT: &str = "SELECT CAST(value->>0 AS BIGINT), (SELECT code FROM codes \
+    WHERE campaign_id = $2 AND number = CAST(value->>0 AS BIGINT)) FROM {rows}";
+const NUMBERS_OF: &str = "SELECT value->>0, (SELECT number FROM codes \
+    WHERE campaign_id = $2 AND code = value->>0) FROM {rows}";
+const ADD: &str = "INSERT INTO codes (campaign_id, number, code) \
+    SELECT $2, CAST(value->>0 AS BIGINT), value->>1 FROM {rows} WHERE TRUE";
+const REMOVE: &str = "DELETE FROM codes WHERE campaign_id = $2 \
+    AND number IN (SELECT CAST(value->>0 AS BIGINT) FROM {rows})";
+
+/// A claim's numbers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Numbered {
+    pub user: UserId,
+    pub digest: ClaimDigest,
+    pub first: u64,
+    pub quantity: u32,
+    /// Whether it got them in this transaction.
+    pub is_new: bool,
+}
+
+impl Numbered {
+    fn numbers(&self) -> impl Iterator<Item = u64> + use<> {
+        self.first..self.first + u64::from(self.quantity)
+    }
+
+    /// Returns the claim's codes; `None` if there are not enough yet.
+    fn with_codes(&self, codes: &HashMap<u64, ClaimCode>) -> Option<CodesOfClaim> {
+        let codes = self.numbers().map(|number| codes.get(&number).cloned()).collect::<Option<_>>()?;
+        Some(CodesOfClaim { user: self.user.clone(), digest: self.digest, first: self.first, codes })
+    }
+}
+
+/// How far the upload of a file has come.
+#[derive(Debug)]
+pub(crate) struct Upload<'a> {
+    /// The version that the campaign had at the upload's last change.
+    version: Version,
+    /// The last code of the previous chunk.
+    last: Option<&'a str>,
+    /// Number of codes added since the upload's last change.
+    unrecorded: u64,
+    /// The codes so far.
+    pub counts: AddedCodes,
+}
+
+impl Upload<'_> {
+    /// Begins an upload to a campaign of this version.
+    pub fn begin(version: Version) -> Self {
+        Self { version, last: None, unrecorded: 0, counts: AddedCodes::default() }
+    }
+}
+
+/// The result of adding one chunk of a file.
+#[derive(Debug)]
+pub(crate) enum AddedChunk {
+    /// The codes were added.
+    Added,
+    /// The codes were added, as a change of the campaign.
+    Recorded(Box<Campaign>),
+    /// An import has begun; nothing was added.
+    ImportUnfinished,
+    /// The database has lost the campaign, its version or the previous chunk; nothing was added.
+    Forgotten,
+}
+
+/// Claims with numbers, in their order.
+#[derive(Debug, Default)]
+pub(crate) struct CodesPage {
+    /// The claims whose codes are all there.
+    pub complete: Vec<CodesOfClaim>,
+    /// The first number of the first claim that lacks a code; `None` if there is no such claim.
+    pub incomplete_from: Option<u64>,
+    /// The number from which the next page continues; `None` on the last page.
+    pub next: Option<u64>,
+}
+
+impl SqlStore {
+    /// Adds the codes of `chunk` that the campaign lacks; claims that wait for a code get the first ones. The last chunk
+    /// is recorded as a change of the campaign, with the codes of the chunks before it. So is each chunk of which claims get
+    /// codes: a database that loses codes that were shown must also lack a version.
+    ///
+    /// # Errors
+    /// The codes may have been added. It is safe to repeat the upload.
+    pub(crate) async fn add_codes<'a>(
+        &self,
+        id: &CampaignId,
+        upload: &mut Upload<'a>,
+        (chunk, is_last): (&[&'a str], bool),
+        change: Change<'_>,
+    ) -> Result<AddedChunk, SqlError> {
+        let mut transaction = self.pool.within(BULK_MAX).begin_at("sql:add_codes").await?;
+        let found = campaigns::lock(&mut transaction, id).await?;
+        let found = found.filter(|campaign| campaign.version >= upload.version);
+        let Some((campaign, stock)) = found.and_then(|found| found.codes.map(|stock| (found, stock))) else {
+            return Ok(AddedChunk::Forgotten);
+        };
+        if campaign.unfinished_import.is_some() {
+            return Ok(AddedChunk::ImportUnfinished);
+        }
+        let queried: Vec<_> = upload.last.iter().chain(chunk).copied().collect();
+        let known = self.numbers_of(&mut transaction, id, &queried).await?;
+        if upload.last.is_some_and(|last| !known.contains_key(last)) {
+            return Ok(AddedChunk::Forgotten);
+        }
+        let new: Vec<_> = chunk.iter().filter(|code| !known.contains_key(**code)).copied().collect();
+        let numbers = self.free_numbers(&mut transaction, id, stock, new.len()).await?;
+        let gives_codes = numbers.iter().any(|number| *number <= stock.assigned);
+        self.insert_codes(&mut transaction, id, numbers.into_iter().zip(new.iter().copied())).await?;
+        let added = new.len() as u64;
+        add_to_stock(&mut transaction, id, to_i64(added)).await?;
+        let recorded = if is_last || gives_codes {
+            let stocks = [stock.added.saturating_sub(upload.unrecorded), stock.added + added];
+            let stocks = stocks.map(|added| CodeStock { added, ..stock });
+            Some(record_codes(&mut transaction, &campaign, stocks, change).await?)
+        } else {
+            None
+        };
+        transaction.commit().await?;
+        upload.counts.added += added;
+        upload.counts.already += (chunk.len() - new.len()) as u64;
+        upload.last = chunk.last().copied();
+        let Some(campaign) = recorded else {
+            upload.unrecorded += added;
+            return Ok(AddedChunk::Added);
+        };
+        (upload.unrecorded, upload.version) = (0, campaign.version);
+        Ok(AddedChunk::Recorded(Box::new(campaign)))
+    }
+
+    /// Returns how many granted claims with numbers from `from` lack codes.
+    pub(crate) async fn claims_without_codes(&self, id: &CampaignId, from: u64) -> Result<u64, SqlError> {
+        let query = sqlx::query(statements::PENDING_CODES).bind(id.as_str()).bind(to_i64(from));
+        let row = self.pool.within(WHOLE_CAMPAIGN_MAX).one("sql:claims_without_codes", query).await?;
+        unsigned(row.try_get(0)?)
+    }
+
+    /// Returns how many granted claims lack codes, of each campaign that has such claims.
+    pub(crate) async fn all_claims_without_codes(&self) -> Result<HashMap<CampaignId, u64>, SqlError> {
+        let mut waiting = HashMap::new();
+        for campaign in self.campaigns_with_pending_codes().await? {
+            let from = campaign.codes.and_then(|stock| stock.pending_from).unwrap_or(0);
+            let claims = self.claims_without_codes(&campaign.id, from).await?;
+            if claims > 0 {
+                waiting.insert(campaign.id, claims);
+            }
+        }
+        Ok(waiting)
+    }
+
+    /// Counts the claims for which Redis must have codes, and those for which it may: the campaign's `pending_from` tells
+    /// from which number on Redis may lack them.
+    pub(crate) async fn claims_with_codes(
+        &self,
+        id: &CampaignId,
+        pending_from: Option<u64>,
+    ) -> Result<RangeInclusive<u64>, SqlError> {
+        let query = sqlx::query(statements::WITH_CODES).bind(id.as_str());
+        let query = query.bind(pending_from.map_or(i64::MAX, to_i64));
+        let row = self.pool.within(WHOLE_CAMPAIGN_MAX).one("sql:claims_with_codes", query).await?;
+        Ok(unsigned(row.try_get(1)?)?..=unsigned(row.try_get(0)?)?)
+    }
+
+    /// Returns the campaigns that have claims that may lack codes.
+    pub(crate) async fn campaigns_with_pending_codes(&self) -> Result<Vec<Campaign>, SqlError> {
+        let query = sqlx::query(concat!(
+            "SELECT ",
+            campaign_columns!(),
+            " FROM campaigns WHERE codes_pending_from IS NOT NULL ORDER BY id"
+        ));
+        self.pool.all("sql:campaigns_with_pending_codes", query).await?.iter().map(campaigns::read).collect()
+    }
+
+    /// Records that Redis has the codes of all claims with numbers before `to`, or of all claims that had numbers in
+    /// `campaign`, its state before the codes were read. Changes nothing if the campaign has been reloaded since.
+    pub(crate) async fn set_pending_from(
+        &self,
+        campaign: &Campaign,
+        to: Option<u64>,
+    ) -> Result<(), SqlError> {
+        let stock = campaign.codes.unwrap_or_default();
+        let query = sqlx::query(
+            "UPDATE campaigns SET codes_pending_from = COALESCE($1, CASE WHEN codes_assigned > $4 THEN $4 + 1 END) \
+             WHERE id = $2 AND codes_pending_from = $3 AND epoch = $5",
+        )
+        .bind(to.map(to_i64))
+        .bind(campaign.id.as_str())
+        .bind(stock.pending_from.map(to_i64))
+        .bind(to_i64(stock.assigned))
+        .bind(to_i64(campaign.epoch));
+        self.pool.run("sql:set_pending_from", query).await?;
+        Ok(())
+    }
+
+    /// Returns a page of the claims with numbers from `from`, whatever their status, with their codes.
+    pub(crate) async fn codes_page(&self, id: &CampaignId, from: u64) -> Result<CodesPage, SqlError> {
+        self.numbered_page(statements::NUMBERED, id, from).await
+    }
+
+    /// Returns a page of the granted claims with numbers from `from`, with their codes.
+    pub(crate) async fn granted_codes_page(&self, id: &CampaignId, from: u64) -> Result<CodesPage, SqlError> {
+        self.numbered_page(statements::GRANTED_NUMBERED, id, from).await
+    }
+
+    async fn numbered_page(
+        &self,
+        statement: &'static str,
+        id: &CampaignId,
+        from: u64,
+    ) -> Result<CodesPage, SqlError> {
+        let query = sqlx::query(statement).bind(id.as_str()).bind(to_i64(from)).bind(i64::from(CLAIMS_PAGE));
+        let rows = self.pool.within(BULK_MAX).all("sql:codes_page", query).await?;
+        let claims = rows.iter().map(read_numbered).collect::<Result<Vec<_>, _>>()?;
+        let codes = match (claims.first(), claims.last()) {
+            (Some(first), Some(last)) => {
+                let end = last.first + u64::from(last.quantity);
+                let query = sqlx::query(
+                    "SELECT number, code FROM codes WHERE campaign_id = $1 AND number >= $2 AND number < $3",
+                )
+                .bind(id.as_str())
+                .bind(to_i64(first.first))
+                .bind(to_i64(end));
+                read_codes(&self.pool.within(BULK_MAX).all("sql:codes_page.codes", query).await?)?
+            }
+            _ => HashMap::new(),
+        };
+        let is_full = claims.len() >= CLAIMS_PAGE as usize;
+        let next = claims.last().filter(|_| is_full).map(|last| last.first + 1);
+        let mut page = CodesPage { next, ..CodesPage::default() };
+        for claim in &claims {
+            match claim.with_codes(&codes) {
+                Some(complete) => page.complete.push(complete),
+                None => page.incomplete_from = page.incomplete_from.or(Some(claim.first)),
+            }
+        }
+        Ok(page)
+    }
+
+    /// Returns the codes of `claims`, of those that are granted and have all of their codes.
+    pub(crate) async fn codes_of(
+        &self,
+        id: &CampaignId,
+        claims: &[(UserId, ClaimDigest)],
+    ) -> Result<Vec<CodesOfClaim>, SqlError> {
+        let keys: Vec<_> = claims.iter().map(|(user, digest)| (user.as_str(), digest_text(digest))).collect();
+        let query = self.with_rows(statements::NUMBERS_OF_CLAIMS, &keys, keys.len()).bind(id.as_str());
+        let rows = self.pool.all("sql:codes_of", query).await?;
+        let mut numbered = Vec::new();
+        for row in &rows {
+            if row.try_get::<Option<i64>, _>(2)?.is_some() {
+                numbered.push(read_numbered(row)?);
+            }
+        }
+        let numbers: Vec<_> = numbered.iter().flat_map(Numbered::numbers).map(|number| [number]).collect();
+        let query = self.with_rows(CODES_AT, &numbers, numbers.len()).bind(id.as_str());
+        let codes = read_codes(&self.pool.all("sql:codes_of.codes", query).await?)?;
+        Ok(numbered.iter().filter_map(|claim| claim.with_codes(&codes)).collect())
+    }
+
+    /// Returns the codes of `claims` that have all of them, and records which claims lack codes. `stock` is the
+    /// campaign's stock with the numbers of these claims. Claims that have waited for codes are left out: their codes must not
+    /// be shown before Redis has the version that added them.
+    pub(super) async fn keep_numbers(
+        &self,
+        transaction: &mut Transaction,
+        id: &CampaignId,
+        mut stock: CodeStock,
+        claims: &[Numbered],
+    ) -> Result<Vec<CodesOfClaim>, SqlError> {
+        if claims.is_empty() {
+            return Ok(Vec::new());
+        }
+        let numbers: Vec<_> = claims.iter().flat_map(Numbered::numbers).map(|number| [number]).collect();
+        let query = self.with_rows(CODES_AT, &numbers, numbers.len()).bind(id.as_str());
+        let codes = read_codes(&query.fetch_all(&mut transaction.lease).await?)?;
+        let mut complete = Vec::with_capacity(claims.len());
+        let pending_from = stock.pending_from.unwrap_or(u64::MAX);
+        for claim in claims {
+            match claim.with_codes(&codes) {
+                Some(codes) if claim.is_new || claim.first < pending_from => complete.push(codes),
+                Some(_) => {}
+                None => {
+                    stock.pending_from =
+                        Some(stock.pending_from.map_or(claim.first, |from| from.min(claim.first)));
+                }
+            }
+        }
+        sqlx::query("UPDATE campaigns SET codes_assigned = $1, codes_pending_from = $2 WHERE id = $3")
+            .bind(to_i64(stock.assigned))
+            .bind(stock.pending_from.map(to_i64))
+            .bind(id.as_str())
+            .execute(&mut transaction.lease)
+            .await?;
+        Ok(complete)
+    }
+
+    /// Restores the codes and numbers of `claims`, which Redis shows to their owners, as far as the database has lost
+    /// them. Codes that the database has under these numbers instead get other numbers: no winner has seen them.
+    /// Returns the number of restored codes.
+    pub(crate) async fn restore_codes(
+        &self,
+        id: &CampaignId,
+        claims: &[CodesOfClaim],
+    ) -> Result<u64, SqlError> {
+        let shown: Vec<(u64, &str)> = claims
+            .iter()
+            .flat_map(|claim| (claim.first..).zip(claim.codes.iter().map(ClaimCode::as_str)))
+            .collect();
+        let Some((highest, _)) = shown.iter().max() else { return Ok(0) };
+        let mut transaction = self.pool.within(BULK_MAX).begin_at("sql:restore_codes").await?;
+        let found = campaigns::lock(&mut transaction, id).await?;
+        let Some(stock) = found.and_then(|campaign| campaign.codes) else { return Ok(0) };
+        let texts: Vec<_> = shown.iter().map(|(_, code)| *code).collect();
+        let numbers = self.numbers_of(&mut transaction, id, &texts).await?;
+        let lost: Vec<_> =
+            shown.iter().filter(|(number, code)| numbers.get(*code) != Some(number)).copied().collect();
+        let assigned = stock.assigned.max(*highest);
+        if lost.is_empty() && assigned == stock.assigned {
+            return Ok(0);
+        }
+        let at: Vec<_> = lost.iter().map(|(number, _)| [*number]).collect();
+        let query = self.with_rows(CODES_AT, &at, at.len()).bind(id.as_str());
+        let in_the_way = read_codes(&query.fetch_all(&mut transaction.lease).await?)?;
+        let misplaced = lost.iter().filter_map(|(_, code)| numbers.get(*code).copied());
+        let removed: HashSet<u64> = in_the_way.keys().copied().chain(misplaced).collect();
+        let rows: Vec<_> = removed.iter().map(|number| [*number]).collect();
+        self.with_rows(REMOVE, &rows, rows.len()).bind(id.as_str()).execute(&mut transaction.lease).await?;
+        self.insert_codes(&mut transaction, id, lost.iter().copied()).await?;
+        let is_shown: HashSet<&str> = texts.iter().copied().collect();
+        let displaced: Vec<_> =
+            in_the_way.values().map(ClaimCode::as_str).filter(|code| !is_shown.contains(code)).collect();
+        let stock = CodeStock { assigned, ..stock };
+        let free = self.free_numbers(&mut transaction, id, stock, displaced.len()).await?;
+        self.insert_codes(&mut transaction, id, free.into_iter().zip(displaced.iter().copied())).await?;
+        let change = to_i64((lost.len() + displaced.len()) as u64) - to_i64(removed.len() as u64);
+        add_to_stock(&mut transaction, id, change).await?;
+        sqlx::query("UPDATE campaigns SET codes_assigned = $1 WHERE id = $2")
+            .bind(to_i64(assigned))
+            .bind(id.as_str())
+            .execute(&mut transaction.lease)
+            .await?;
+        transaction.commit().await?;
+        Ok(lost.len() as u64)
+    }
+
+    /// Returns the numbers of those `codes` that the campaign has.
+    async fn numbers_of(
+        &self,
+        transaction: &mut Transaction,
+        id: &CampaignId,
+        codes: &[&str],
+    ) -> Result<HashMap<String, u64>, SqlError> {
+        let rows: Vec<_> = codes.iter().map(|code| [*code]).collect();
+        let query = self.with_rows(NUMBERS_OF, &rows, rows.len()).bind(id.as_str());
+        let mut numbers = HashMap::new();
+        for row in query.fetch_all(&mut transaction.lease).await? {
+            if let Some(number) = row.try_get::<Option<i64>, _>(1)? {
+                numbers.insert(row.try_get(0)?, unsigned(number)?);
+            }
+        }
+        Ok(numbers)
+    }
+
+    /// Returns `count` numbers for new codes: first those that claims already have, then numbers that are new.
+    async fn free_numbers(
+        &self,
+        transaction: &mut Transaction,
+        id: &CampaignId,
+        stock: CodeStock,
+        count: usize,
+    ) -> Result<Vec<u64>, SqlError> {
+        let mut free = Vec::with_capacity(count);
+        let mut next = stock.pending_from;
+        while let Some(from) = next.filter(|_| free.len() < count) {
+            let claims = sqlx::query(statements::GRANTED_NUMBERED)
+                .bind(id.as_str())
+                .bind(to_i64(from))
+                .bind(i64::from(CLAIMS_PAGE));
+            let claims = claims.fetch_all(&mut transaction.lease).await?;
+            let claims = claims.iter().map(read_numbered).collect::<Result<Vec<_>, _>>()?;
+            let numbers: Vec<_> = claims.iter().flat_map(Numbered::numbers).map(|number| [number]).collect();
+            let query = self.with_rows(CODES_AT, &numbers, numbers.len()).bind(id.as_str());
+            let taken = read_codes(&query.fetch_all(&mut transaction.lease).await?)?;
+            free.extend(numbers.iter().map(|[number]| *number).filter(|number| !taken.contains_key(number)));
+            next = claims.last().map(|last| last.first + 1);
+        }
+        free.truncate(count);
+        let last = sqlx::query("SELECT COALESCE(MAX(number), 0) FROM codes WHERE campaign_id = $1")
+            .bind(id.as_str())
+            .fetch_one(&mut transaction.lease)
+            .await?;
+        let last = unsigned(last.try_get(0)?)?.max(stock.assigned);
+        free.extend((last + 1..).take(count - free.len()));
+        Ok(free)
+    }
+
+    async fn insert_codes<'a>(
+        &self,
+        transaction: &mut Transaction,
+        id: &CampaignId,
+        codes: impl Iterator<Item = (u64, &'a str)>,
+    ) -> Result<(), SqlError> {
+        let rows: Vec<_> = codes.collect();
+        self.with_rows(ADD, &rows, rows.len()).bind(id.as_str()).execute(&mut transaction.lease).await?;
+        Ok(())
+    }
+}
+
+/// Records a change of the campaign's stock from `before` to `after`. Returns the campaign at its new version.
+async fn record_codes(
+    transaction: &mut Transaction,
+    campaign: &Campaign,
+    [before, after]: [CodeStock; 2],
+    change: Change<'_>,
+) -> Result<Campaign, SqlError> {
+    let with = |stock, version| Campaign { codes: Some(stock), version, ..campaign.clone() };
+    let (before, after) = (with(before, campaign.version), with(after, campaign.version.next()));
+    let after = write_rules(transaction, &before, &after, change).await?;
+    number_change(transaction, &campaign.id).await?;
+    Ok(after)
+}
+
+async fn add_to_stock(transaction: &mut Transaction, id: &CampaignId, change: i64) -> Result<(), SqlError> {
+    let query: Query<'_, Any, AnyArguments> =
+        sqlx::query("UPDATE campaigns SET codes_added = codes_added + $1 WHERE id = $2");
+    query.bind(change).bind(id.as_str()).execute(&mut transaction.lease).await?;
+    Ok(())
+}
+
+/// Reads user, digest, first number and quantity.
+fn read_numbered(row: &AnyRow) -> Result<Numbered, SqlError> {
+    Ok(Numbered {
+        user: row.try_get::<&str, _>(0)?.parse().map_err(unreadable)?,
+        digest: parse_digest(row.try_get(1)?).map_err(unreadable)?,
+        first: unsigned(row.try_get(2)?)?,
+        quantity: u32::try_from(row.try_get::<i64, _>(3)?).map_err(unreadable)?,
+        is_new: false,
+    })
+}
+
+/// Reads numbers and codes; rows without a code are left out.
+fn read_codes(rows: &[AnyRow]) -> Result<HashMap<u64, ClaimCode>, SqlError> {
+    let mut codes = HashMap::with_capacity(rows.len());
+    for row in rows {
+        if let Some(code) = row.try_get::<Option<String>, _>(1)? {
+            codes.insert(unsigned(row.try_get(0)?)?, code.try_into().map_err(unreadable)?);
+        }
+    }
+    Ok(codes)
+}

@@ -1,0 +1,52 @@
+// Shows texts, in the language of `words` (messages.js).
+
+const MINUTE = { hour: "numeric", minute: "2-digit" };
+const write = ({ tag }, time, parts) => new Date(time).toLocaleString(tag, parts);
+
+export const $ = (id) => document.getElementById(id);
+
+export function show(target, text) {
+	const element = target.nodeType ? target : $(target);
+	if (element.textContent !== text) element.textContent = text;
+}
+
+export const minute = (words, time) => write(words, time, MINUTE);
+export const moment = (words, time) => write(words, time, { weekday: "short", month: "short", day: "numeric", ...MINUTE });
+
+// Returns the display name of the time zone, in languages that use one.
+export function zoneName({ tag, zones }, timeZone) {
+	try {
+		return zones && (zones[timeZone] ?? new Intl.DateTimeFormat(tag, { timeZone, timeZoneName: "longGeneric" }).formatToParts().find(({ type }) => type === "timeZoneName").value);
+	} catch { /* the browser does not know the zone */ }
+}
+
+// Fills in the template. Drops parts between "|" with a value that is missing or 0.
+export function fill(words, template, values, joint = "") {
+	const known = (part) => [...part.matchAll(/{(\w+)}/g)].every(([, name]) => values[name]);
+	const value = (_, name) => name.endsWith("_at") ? moment(words, values[name]) : values[name].toLocaleString(words.tag);
+	return template.split("|").filter(known).join(joint).replace(/{(\w+)}/g, value);
+}
+
+// Shows the `left` seconds until the time `to`, if there is one.
+export function showCountdown(words, { label, kind, to, left }) {
+	const parts = [left / 86400, (left / 3600) % 24, (left / 60) % 60, left % 60].map(Math.floor);
+	Object.assign($("countdown").dataset, { to: kind, seconds: left });
+	show("countdown-label", label);
+	show("when", fill(words, words.at, { to_at: to }));
+	[...$("countdown").children].forEach((cell, at) => {
+		cell.hidden = !at && !parts[0];
+		show(cell.firstChild, to ? String(parts[at]).padStart(at && 2, "0") : "--");
+		show(cell.lastChild, words.units[at]);
+	});
+}
+
+// Asks the visitor, signed in as `user`, whether to switch to another user.
+export async function wantsToSwitch(words, { user, other }) {
+	show("ask-text", fill(words, words.otherUser, { user, other }));
+	show("stay", fill(words, words.stay, { user }));
+	show("switch", fill(words, words.switchTo, { other }));
+	for (const choice of ["stay", "switch"]) $(choice).onclick = () => $("ask").close(choice);
+	$("ask").showModal();
+	await new Promise((closed) => { $("ask").onclose = closed; });
+	return $("ask").returnValue === "switch";
+}

@@ -1,0 +1,118 @@
+//! A core that was stopped before it stored codes in Redis, while another core acknowledged the same entries or reloaded the
+//! campaign.
+
+use std::ops::Range;
+
+use claimgate_core::domain::campaign::Campaign;
+use claimgate_core::domain::codes::CodesOfClaim;
+use claimgate_core::store::redis::outbox::OutboxBatch;
+use claimgate_shared::ClaimId;
+use support::inspect::key;
+
+use super::initial_state::InitialState;
+use super::node::TestCore;
+use super::play::ScheduleRun;
+use super::world::{Database, World};
+
+/// Reads the entries in the outbox as a relay does.
+async fn read_outbox(play: &ScheduleRun<'_>, node: &TestCore) -> OutboxBatch {
+    let handle = node.engine.campaigns.find(&play.campaign_id()).await.expect("the campaign");
+    let reader = node.engine.stores.redis.outbox_reader(handle.keys.slot, "late").await;
+    reader.expect("a reader").read_new(&handle.keys).await.expect("entries")
+}
+
+/// Acknowledges `entries` of a batch, with a code for each of these users.
+async fn acknowledge(
+    play: &ScheduleRun<'_>,
+    node: &TestCore,
+    (batch, entries): (&OutboxBatch, Range<usize>),
+    codes: &[(&str, &str)],
+) {
+    let handle = node.engine.campaigns.find(&play.campaign_id()).await.expect("the campaign");
+    let redis = &node.engine.stores.redis;
+    let mut session = redis.session(handle.keys.slot).await.expect("a session");
+    let codes: Vec<_> = codes.iter().map(|(user, code)| code_of(play, user, code)).collect();
+    let entries = &batch.entries[entries];
+    redis.acknowledge(&mut session, &handle.keys, entries, &codes).await.expect("acknowledged");
+}
+
+async fn read(play: &ScheduleRun<'_>, node: &TestCore) -> Campaign {
+    node.engine.stores.sql.campaign(&play.campaign_id()).await.expect("SQL").expect("the campaign")
+}
+
+/// Gives the user u9 a code, read when SQL had `campaign` and `events`. Returns whether it was stored.
+async fn give(play: &ScheduleRun<'_>, node: &TestCore, campaign: &Campaign, events: u64) -> bool {
+    let handle = node.engine.campaigns.find(&play.campaign_id()).await.expect("the campaign");
+    let claims = [code_of(play, "u9", "LATE9")];
+    node.engine.stores.give_codes(&handle, campaign, events, &claims).await.expect("an answer")
+}
+
+fn code_of(play: &ScheduleRun<'_>, user: &str, code: &str) -> CodesOfClaim {
+    let ClaimId { user, digest, .. } = play.claim_id(user).parse().expect("an id");
+    CodesOfClaim { user, digest, first: 1, codes: vec![code.parse().expect("a code")] }
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_late_acknowledgement_changes_no_codes() {
+    let world = World::start(Database::Sqlite).await;
+    let play = ScheduleRun::new(&world, false, true);
+    let nodes = [world.node(0), world.node(1)];
+    InitialState::Live.set(&play, &nodes).await;
+    let batch = read_outbox(&play, &nodes[0]).await;
+    let all = batch.entries.len();
+    assert_eq!(all, 2, "the claims of u4 and u5");
+    let shown = async || {
+        let [a, _] = &nodes;
+        (play.codes_of(a, &play.claim_id("u4")).await, play.codes_of(a, &play.claim_id("u5")).await)
+    };
+    let only = |code: &str| Some(vec![code.to_owned()]);
+
+    acknowledge(&play, &nodes[1], (&batch, 0..1), &[("u4", "OWN4")]).await;
+    assert_eq!(shown().await, (only("OWN4"), Some(vec![])));
+    acknowledge(&play, &nodes[0], (&batch, 0..all), &[("u4", "LATE4"), ("u5", "OWN5")]).await;
+    assert_eq!(shown().await, (only("OWN4"), only("OWN5")), "the other core has acknowledged u4");
+    acknowledge(&play, &nodes[1], (&batch, 0..all), &[("u4", "LATE4"), ("u5", "LATE5")]).await;
+    assert_eq!(shown().await, (only("OWN4"), only("OWN5")), "everything was acknowledged");
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn codes_read_before_a_reload_are_not_given() {
+    let world = World::start(Database::Sqlite).await;
+    let play = ScheduleRun::new(&world, false, true);
+    let nodes = [world.node(0), world.node(1)];
+    let [a, b] = &nodes;
+    InitialState::Live.set(&play, &nodes).await;
+    a.relay().await;
+    let campaign = read(&play, a).await;
+    play.lose_keys().await;
+    b.maintain(&play.campaign_id()).await;
+    a.refresh().await;
+    let stored = async || world.redis.query::<u64>(&["HLEN", &key(&play.id, "codes")]).await;
+    let before = stored().await;
+    assert!(!give(&play, a, &campaign, 0).await);
+    assert_eq!(stored().await, before);
+    assert!(give(&play, a, &read(&play, a).await, 0).await);
+    assert_eq!(stored().await, before + 1);
+}
+
+/// Another core acknowledges a later entry first.
+#[tokio::test(flavor = "current_thread")]
+async fn codes_are_not_given_while_the_claims_entry_is_in_the_outbox() {
+    let world = World::start(Database::Sqlite).await;
+    let play = ScheduleRun::new(&world, false, true);
+    let nodes = [world.node(0), world.node(1)];
+    let [a, b] = &nodes;
+    InitialState::Live.set(&play, &nodes).await;
+    let batch = read_outbox(&play, b).await;
+    let [first, second] = &batch.entries[..] else { panic!("{} entries", batch.entries.len()) };
+    let (events, both) = (first.count, second.count);
+    let campaign = read(&play, a).await;
+    acknowledge(&play, b, (&batch, 1..2), &[]).await;
+    assert!(
+        !give(&play, a, &campaign, events).await,
+        "one of two events was acknowledged, but not the first"
+    );
+    acknowledge(&play, b, (&batch, 0..1), &[]).await;
+    a.relay().await;
+    assert!(give(&play, a, &campaign, both).await);
+}
