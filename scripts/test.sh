@@ -8,6 +8,8 @@
 #
 # RUST_TEST_THREADS is how many tests run at a time. SEED is the same for the same commit, so that a commit has the same
 # tests each time. SLOW=1 runs them as on a slow machine (scripts/slow.sh). A part's output is kept in target/test-logs.
+#
+# Each part and each test has a deadline (scripts/within.sh).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/tools.sh
@@ -16,8 +18,8 @@ parts=(faults e2e interleavings topologies model units)
 if [ $# -gt 0 ]; then parts=("$@"); fi
 logs=target/test-logs
 repeated=target/repeated-calls.log
-run=()
-if [ "${SLOW:-}" = 1 ]; then run=(scripts/slow.sh); fi
+slow=()
+if [ "${SLOW:-}" = 1 ]; then slow=(scripts/slow.sh); fi
 
 # Most tests wait for I/O: two for each processor. With three the servers of twelve tests and more share one disk.
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
@@ -55,7 +57,7 @@ part() {
 cargo_test() {
     local binary=$1
     shift
-    "${run[@]}" cargo test --quiet --workspace --test "$binary" -- "$@"
+    scripts/within.sh "${slow[@]}" cargo test --quiet --workspace --test "$binary" -- --format=pretty "$@"
 }
 
 # The tests of BINARY that the gate leaves out, one a line.
@@ -73,10 +75,11 @@ run_part() {
     # With their output: which pairs were played, which seeds.
     interleavings | model) part "$1" cargo_test "$1" --nocapture ;;
     # Runs two rows at a time.
-    topologies) part topologies env RUST_TEST_THREADS="$(nproc)" "${run[@]}" scripts/topologies.sh tenth ;;
+    topologies) part topologies env RUST_TEST_THREADS="$(nproc)" "${slow[@]}" scripts/topologies.sh tenth ;;
     units)
         # shellcheck disable=SC2046 # a list of words
-        part units "${run[@]}" cargo test --quiet --workspace --exclude claimgate-tests --no-fail-fast -- $(skips strategies)
+        part units scripts/within.sh "${slow[@]}" cargo test --quiet --workspace --exclude claimgate-tests --no-fail-fast -- \
+            --format=pretty $(skips strategies)
         ;;
     soak) soak ;;
     *)
@@ -100,7 +103,7 @@ build build-worker scripts/build-worker.sh
 build build-tests cargo test --workspace --no-run
 build soak.txt scripts/check-soak.sh
 
-echo "SEED=$SEED RUST_TEST_THREADS=$RUST_TEST_THREADS"
+echo "SEED=$SEED RUST_TEST_THREADS=$RUST_TEST_THREADS, servers' data in ${TMPDIR:-/tmp}"
 red=0
 for name in "${parts[@]}"; do run_part "$name" || red=1; done
 
@@ -110,7 +113,7 @@ printf '%-14s %5d s\n' "make test" $SECONDS
 repeats=$(wc -l <$repeated)
 echo "$repeats calls repeated after an answer that permits it$([ "$repeats" = 0 ] || echo ":")"
 sort $repeated | uniq -c | sort -rn | awk 'NR <= 20' # reads all: head would end sort by a signal
-grep -h '^test result:' $logs/*.log | awk '{ passed += $4; failed += $6; skipped += $8 }
+cat $logs/*.log | awk '/^test result:/ { passed += $4; failed += $6; skipped += $8 }
     END { printf "%d passed, %d failed, %d skipped", passed, failed, skipped }'
 echo "; tests/soak.txt leaves $(grep -c '^[^#]' tests/soak.txt) to make soak"
 # Which test, and its message, at the very end: often the end of the output is all that is kept.

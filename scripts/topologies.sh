@@ -4,10 +4,26 @@
 #
 #   scripts/topologies.sh tenth     the tests listed in tests/tenth.txt
 #   scripts/topologies.sh all       all tests on all topologies; TOPOLOGIES="sentinel cluster" SERVERS="valkey" BINARIES="e2e" for fewer
+#   scripts/topologies.sh with TOPOLOGY SERVER COMMAND…   runs one command
 #
 # OPERATIONS_EACH is the number of operations of each model run. Logs are in target/topologies.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+
+# with TOPOLOGY SERVER COMMAND…: runs a command on a topology and server.
+with() {
+    local topology=$1
+    if [ "$topology" = wrangler ]; then export CLAIMGATE_TEST_EDGE=wrangler topology=own; fi
+    export CLAIMGATE_TEST_TOPOLOGY=$topology CLAIMGATE_TEST_SERVER=$2 OPERATIONS=${OPERATIONS_EACH:-1000}
+    shift 2
+    "$@"
+}
+if [ "${1-}" = with ]; then
+    shift
+    with "$@"
+    exit
+fi
+
 logs=target/topologies
 mkdir -p "$logs"
 : >"$logs/table"
@@ -28,11 +44,9 @@ run() { # TOPOLOGY SERVER BINARY [TEST ...]
     shift 3
     (
         cd tests
-        if [ "$topology" = wrangler ]; then export CLAIMGATE_TEST_EDGE=wrangler topology=own; fi
-        export CLAIMGATE_TEST_TOPOLOGY=$topology CLAIMGATE_TEST_SERVER=$server OPERATIONS=${OPERATIONS_EACH:-20000}
         # The same tests may run on a different topology at the same time.
         export CLAIMGATE_TEST_LOGS=${log%.log}
-        "${programs[$binary]}" --quiet ${1:+--exact} "$@"
+        with "$topology" "$server" ../scripts/within.sh "${programs[$binary]}" --format=pretty ${1:+--exact} "$@"
     ) >"$log" 2>&1 || true
     passed=$(count passed "$log") failed=$(count failed "$log")
     unsupported=$(grep -c '^not on this topology: ' "$log" || true)
@@ -49,7 +63,7 @@ run() { # TOPOLOGY SERVER BINARY [TEST ...]
 # Runs two rows concurrently, because most tests wait for I/O.
 tenth() {
     local topology server binary
-    export RUST_TEST_THREADS=${RUST_TEST_THREADS:-4} OPERATIONS_EACH=${OPERATIONS_EACH:-1000}
+    export RUST_TEST_THREADS=${RUST_TEST_THREADS:-4}
     while read -r topology server binary; do
         mapfile -t tests < <(awk -v which="$topology $server $binary" '$1 " " $2 " " $3 == which { print $4 }' tests/tenth.txt)
         while [ "$(jobs -pr | wc -l)" -ge 2 ]; do wait -n || true; done
@@ -60,6 +74,7 @@ tenth() {
 
 everything() {
     local topology server binary
+    export OPERATIONS_EACH=${OPERATIONS_EACH:-20000} TOTAL_S=7200
     run wrangler redis e2e
     for topology in ${TOPOLOGIES:-own primary sentinel cluster}; do
         for server in ${SERVERS:-redis valkey}; do
