@@ -9,7 +9,8 @@
 # RUST_TEST_THREADS is how many tests run at a time. SEED is the same for the same commit, so that a commit has the same
 # tests each time. SLOW=1 runs them as on a slow machine (scripts/slow.sh). A part's output is kept in target/test-logs.
 #
-# Each part and each test has a deadline (scripts/within.sh).
+# Each part and each test has a deadline (scripts/within.sh). A red test runs ten times alone afterwards, for the record:
+# the run stays red.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/tools.sh
@@ -98,6 +99,44 @@ soak() {
     return $red
 }
 
+# The red tests of a log: those that failed, and those that a deadline ended.
+red_tests() { awk '/^test [a-z0-9_:]+ .*(\.\.\. FAILED|has been running for [0-9]+ s)$/ { print $2 }' "$1"; }
+
+# again LABEL COMMAND…: runs one test ten times, or fewer if ten minutes for all red tests are over.
+again() {
+    local label=$1 times=0 red=0
+    shift
+    while [ $times -lt 10 ] && [ $SECONDS -lt "$again_until" ]; do
+        times=$((times + 1))
+        TOTAL_S=180 scripts/within.sh "${slow[@]}" "$@" >>$logs/alone 2>&1 || red=$((red + 1))
+    done
+    printf '%s: red in %d of %d runs alone\n' "$label" $red $times
+}
+
+# Runs each red test alone, with the same seed. None of ten says load or company; ten of ten says the change.
+run_again() {
+    local again_until=$((SECONDS + 600)) log name test row
+    printf '\n'
+    for log in $logs/*.log; do
+        name=$(basename "$log" .log)
+        for test in $(red_tests "$log"); do
+            case $name in
+            units) again "$name $test" cargo test --quiet --workspace --exclude claimgate-tests -- --exact "$test" ;;
+            *) again "$name $test" cargo test --quiet --workspace --test "${name#soak-}" -- --exact "$test" ;;
+            esac
+        done
+    done
+    [ -f $logs/topologies.log ] || return 0
+    for log in target/topologies/*.log; do
+        name=$(basename "$log" .log)
+        IFS=- read -ra row <<<"$name"
+        for test in $(red_tests "$log"); do
+            again "$name $test" scripts/topologies.sh with "${row[@]:0:2}" \
+                cargo test --quiet --workspace --test "${row[2]}" -- --exact "$test"
+        done
+    done
+}
+
 build() { part "$@" || { cat $logs/parts; exit 1; }; }
 build build-worker scripts/build-worker.sh
 build build-tests cargo test --workspace --no-run
@@ -117,5 +156,8 @@ cat $logs/*.log | awk '/^test result:/ { passed += $4; failed += $6; skipped += 
     END { printf "%d passed, %d failed, %d skipped", passed, failed, skipped }'
 echo "; tests/soak.txt leaves $(grep -c '^[^#]' tests/soak.txt) to make soak"
 # Which test, and its message, at the very end: often the end of the output is all that is kept.
-if [ $red = 1 ]; then grep -hE -A 3 "^thread '.*panicked at" $logs/*.log | head -200 >&2 || true; fi
+if [ $red = 1 ]; then
+    grep -hE -A 3 "^thread '.*panicked at" $logs/*.log | head -200 >&2 || true
+    run_again
+fi
 exit $red
