@@ -43,8 +43,8 @@ apt_install() {
         as_root chmod 755 $policy
     fi
     local status=0
-    as_root apt-get update || status=$?
-    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@" || status=$?
+    as_root apt-get -o Acquire::Retries=3 update || status=$?
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get -o Acquire::Retries=3 install -y --no-install-recommends "$@" || status=$?
     return $status
 }
 
@@ -174,7 +174,7 @@ cargo_cyclonedx_get() { cargo_get "$(cargo_cyclonedx)" cargo-cyclonedx "$cargo_c
 node_tools_ready() { cmp -s package-lock.json node_modules/.installed-lock.json; }
 node_tools_get() {
     has npm || { echo "Please install Node 20 or later (the checkout brings its own version)."; return 1; }
-    npm ci --no-audit --no-fund
+    npm ci --no-audit --no-fund --fetch-retries=5
     cp package-lock.json node_modules/.installed-lock.json
 }
 

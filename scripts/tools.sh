@@ -1,6 +1,9 @@
 # shellcheck shell=bash
 # Paths of the build tools; the other scripts source this from the root of the checkout.
 
+# A registry that does not answer is asked again, as by pip and npm.
+export CARGO_NET_RETRY=${CARGO_NET_RETRY:-5}
+
 # The checkout's Node 22, wrangler, esbuild and wasm-opt take precedence over the machine's.
 export PATH="$PWD/node_modules/.bin:$PATH"
 
@@ -15,6 +18,8 @@ pinned() { sed -n "s/^$1 = .*\"=\([0-9.]*\)\".*/\1/p" Cargo.toml; }
 worker_build_version=$(pinned worker)
 wasm_bindgen_version=$(pinned wasm-bindgen)
 cargo_deny_version=0.20.2
+# The version of Rust, 1.N, whose lints are errors.
+clippy_minor=95
 cargo_cyclonedx_version=0.5.9
 kubernetes_validate_version=1.37.0
 
