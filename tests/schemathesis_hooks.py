@@ -75,7 +75,21 @@ def map_case(context, case):
             body["url"] = RECEIVER
         if not is_window(body.get("starts_at"), body.get("ends_at")):
             body["ends_at"] = None
+        if operation_id == "createCampaign" and body.get("codes") is True:
+            body["limits"] = limits_with_codes(body.get("limits", {}))
     return case
+
+
+def limits_with_codes(limits):
+    """Gives the limits of a campaign with codes a total, and at most 1,000 units per claim."""
+    if not isinstance(limits, dict):
+        return limits
+    limits = dict(limits)
+    if limits.get("total") is None:
+        limits["total"] = 0
+    if isinstance(limits.get("per_claim"), int):
+        limits["per_claim"] = min(limits["per_claim"], 1000)
+    return limits
 
 
 def whole_numbers(value):
