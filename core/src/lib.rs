@@ -13,6 +13,7 @@ pub mod domain;
 pub mod engine;
 pub mod http;
 pub mod jobs;
+pub mod log;
 pub mod metrics;
 pub mod nearest;
 pub mod redis_address;

@@ -91,6 +91,7 @@ totals! {
     LEASE_LOSSES = "claimgate_lease_losses_total", "Leases that this core lost while it was using them";
     SUSPENSIONS = "claimgate_suspensions_total", "Campaigns suspended in order to be loaded from SQL again";
     REDIS_STARTS = "claimgate_redis_starts_total", "Starts of the managed Redis";
+    LOG_LINES_LOST = "claimgate_log_lines_lost_total", "Lines of the log that could not be written, or not in time";
 }
 
 /// All reasons for a 503, with the problem's code.

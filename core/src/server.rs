@@ -32,12 +32,13 @@ use crate::jobs::outbox_relay::OutboxRelay;
 use crate::jobs::refresher::Refresher;
 use crate::jobs::refusals;
 use crate::jobs::webhooks::Webhooks;
-use crate::metrics;
+use crate::metrics::PrometheusHandle;
 use crate::redis_address::RedisAddress;
 use crate::store::redis::managed::{ManagedRedis, Settings};
 use crate::store::redis::{RedisStore, RedisStoreError};
 use crate::store::sql::{self, SqlError, SqlStore};
 use crate::traces::TraceExport;
+use crate::{log, metrics};
 
 /// Time that Redis may take to start and load its file before core logs a warning; core keeps waiting.
 const REDIS_WARN_AFTER: Duration = Duration::from_secs(5);
@@ -62,7 +63,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     raise_descriptor_limit();
     let setup = Setup::of(&config);
     let _lock = lock_data_dir(&config)?;
-    let metrics = metrics::install()?;
+    let metrics = begin_metrics()?;
     let traces = begin_traces(&config)?;
     let listener = bind("CLAIMGATE_LISTEN", config.listen).await?;
     let admin_listener = bind("CLAIMGATE_ADMIN_LISTEN", config.admin_listen).await?;
@@ -153,6 +154,12 @@ fn engine(config: &Config, sql: SqlStore, redis: RedisAddress) -> anyhow::Result
         .webhook_sender(webhook_sender)
         .redis_is_own(config.redis_address.is_none())
         .on(redis))
+}
+
+fn begin_metrics() -> anyhow::Result<PrometheusHandle> {
+    let metrics = metrics::install()?;
+    tokio::spawn(log::report_losses());
+    Ok(metrics)
 }
 
 fn begin_traces(config: &Config) -> anyhow::Result<Option<TraceExport>> {

@@ -1,6 +1,7 @@
 //! A `claimgate serve` process for a test.
 
 use std::fs::{File, OpenOptions};
+use std::io::PipeWriter;
 use std::net::SocketAddr;
 use std::ops::Deref;
 use std::os::unix::process::CommandExt as _;
@@ -34,6 +35,8 @@ pub struct CoreOptions {
     listen: Option<SocketAddr>,
     /// `None` chooses a free address.
     admin: Option<SocketAddr>,
+    /// `None` writes the log to a file: see [`Core::log`].
+    log: Option<Arc<PipeWriter>>,
 }
 
 impl CoreOptions {
@@ -92,6 +95,13 @@ impl CoreOptions {
     #[must_use]
     pub fn admin_at(mut self, admin: SocketAddr) -> Self {
         self.admin = Some(admin);
+        self
+    }
+
+    /// Writes the log to a pipe.
+    #[must_use]
+    pub fn log_to(mut self, pipe: PipeWriter) -> Self {
+        self.log = Some(Arc::new(pipe));
         self
     }
 
@@ -187,8 +197,11 @@ impl Core {
             // A new process group, as a shell would create, because a terminal sends signals to the group.
             .process_group(0)
             .stdin(Stdio::null())
-            .stdout(log_file(directory.path()))
-            .stderr(log_file(directory.path()));
+            .stdout(log_file(directory.path()));
+        match &options.log {
+            Some(pipe) => command.stderr(pipe.try_clone().expect("a pipe")),
+            None => command.stderr(log_file(directory.path())),
+        };
         let process = Process::start(command);
         let data_dir = directory.path().join("data");
         let client = CoreClient { client: client(), listen, admin, data_dir };

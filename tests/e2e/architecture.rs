@@ -6,9 +6,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The layers of core, with the other modules of core that each layer may import.
-const LAYERS: [(&str, &[&str]); 19] = [
+const LAYERS: [(&str, &[&str]); 22] = [
     ("step", &[]),
     ("clock", &[]),
+    ("connect", &[]),
+    ("memory_limit", &[]),
     ("metrics", &[]),
     ("nearest", &[]),
     ("traces", &[]),
@@ -17,7 +19,8 @@ const LAYERS: [(&str, &[&str]); 19] = [
     ("redis_address", &[]),
     ("report_page", &[]),
     ("webhook_hosts", &[]),
-    ("config", &["credentials", "data_dir", "redis_address", "webhook_hosts"]),
+    ("config", &["credentials", "data_dir", "memory_limit", "redis_address", "webhook_hosts"]),
+    ("log", &["config", "metrics"]),
     ("domain", &["nearest"]),
     ("store::redis", &["domain", "metrics", "redis_address", "step"]),
     ("store::sql", &["domain", "step"]),
@@ -26,6 +29,7 @@ const LAYERS: [(&str, &[&str]); 19] = [
         &[
             "clock",
             "config",
+            "connect",
             "domain",
             "metrics",
             "redis_address",
@@ -35,12 +39,12 @@ const LAYERS: [(&str, &[&str]); 19] = [
             "webhook_hosts",
         ],
     ),
-    ("doctor", &["clock", "config", "data_dir", "domain", "redis_address", "store"]),
+    ("doctor", &["clock", "config", "data_dir", "domain", "memory_limit", "redis_address", "store"]),
     ("http", &["clock", "credentials", "domain", "engine", "metrics", "report_page", "store", "traces"]),
     ("jobs", &["clock", "domain", "engine", "metrics", "step", "store", "traces"]),
     (
         "server",
-        &["config", "doctor", "engine", "http", "jobs", "metrics", "redis_address", "store", "traces"],
+        &["config", "doctor", "engine", "http", "jobs", "log", "metrics", "redis_address", "store", "traces"],
     ),
 ];
 /// The modules at the top, which may import everything.

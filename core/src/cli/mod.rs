@@ -28,7 +28,6 @@ mod user_ids;
 mod webhooks;
 
 use std::ffi::OsStr;
-use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
@@ -37,6 +36,7 @@ use self::exit_status::{DONE, REFUSED, UNAVAILABLE, USAGE};
 use crate::config::{self, Config, ServeArgs};
 use crate::data_dir;
 use crate::engine::lifecycle::serving::ServingError;
+use crate::log::Log;
 use crate::server::serve;
 use crate::store::sql::SqlError;
 use audit::AuditArgs;
@@ -180,16 +180,23 @@ fn without_empty_variables(command: clap::Command) -> clap::Command {
 }
 
 fn run_core(runtime: &tokio::runtime::Runtime, args: &ServeArgs) -> ExitCode {
-    start_log(args.log_json);
-    data_dir::keep_new_files_private();
-    let config = match Config::load(args) {
-        Ok(config) => config,
-        Err(error) => return fail(USAGE, &error),
+    let log = match Log::start(args.log_json) {
+        Ok(log) => log,
+        Err(error) => return fail(UNAVAILABLE, &error),
     };
-    match runtime.block_on(serve(config)) {
-        Ok(()) => ExitCode::from(DONE),
-        Err(error) => fail(status_of(&error), &format_args!("{error:#}")),
-    }
+    data_dir::keep_new_files_private();
+    let ended = match Config::load(args) {
+        Ok(config) => runtime.block_on(serve(config)).map_err(|error| {
+            log.say(&format_args!("{error:#}"));
+            status_of(&error)
+        }),
+        Err(error) => {
+            log.say(&error);
+            Err(USAGE)
+        }
+    };
+    log.flush();
+    ExitCode::from(ended.map_or_else(|status| status, |()| DONE))
 }
 
 /// Returns [`USAGE`] for errors that a restart cannot fix: a database that is unsuitable or served with a
@@ -205,18 +212,6 @@ fn status_of(error: &anyhow::Error) -> u8 {
         }
         _ => UNAVAILABLE,
     }
-}
-
-/// Starts logging to standard error; `RUST_LOG` sets the level.
-fn start_log(json: bool) {
-    let wanted =
-        config::env_var("RUST_LOG").and_then(|_| tracing_subscriber::EnvFilter::try_from_default_env().ok());
-    let filter = wanted.unwrap_or_else(|| tracing_subscriber::EnvFilter::new("info,sqlx=warn"));
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal());
-    if json { log.json().init() } else { log.init() }
 }
 
 fn finish(result: Result<(), CallError>) -> ExitCode {
