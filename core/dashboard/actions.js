@@ -18,11 +18,14 @@ function storePending() {
 	try { pending.size ? sessionStorage.setItem(PENDING_KEY, JSON.stringify([...pending])) : sessionStorage.removeItem(PENDING_KEY); } catch { /* storage is not allowed: they stay in memory */ }
 }
 
+// Browsers have `randomUUID` only over HTTPS, and `getRandomValues` always.
+const randomKey = () => Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+
 // Returns the addition of `units` to the campaign: the pending one if it has the same number of units,
 // otherwise a new one.
 function additionOf(id, units) {
 	const previous = pending.get(id);
-	const addition = previous?.units === units ? previous : { units, idempotency_key: crypto.randomUUID().replaceAll("-", "") };
+	const addition = previous?.units === units ? previous : { units, idempotency_key: randomKey() };
 	pending.set(id, addition);
 	storePending();
 	return addition;

@@ -447,7 +447,9 @@ $("again").onclick = tryAgain;
 $("copy").onclick = async () => {
 	getSelection().selectAllChildren($("claim-id"));
 	const id = $("claim-id").textContent;
-	await navigator.clipboard.writeText(id); // if this fails, the id stays selected
+	// Browsers have `clipboard` only over HTTPS; the older command copies the selection. If both fail, the id stays selected.
+	if (navigator.clipboard) await navigator.clipboard.writeText(id);
+	else if (!document.execCommand("copy")) return;
 	copied = id;
 	render();
 };

@@ -19,6 +19,7 @@ use tokio::sync::{OnceCell, Semaphore, SemaphorePermit};
 use crate::available::available;
 use crate::client::{Client, client_waiting};
 use crate::edge::{ProcessGroup, emptied, root};
+use crate::process::own_loopback;
 use crate::wait::holds;
 use crate::{SOON, eventually};
 
@@ -30,6 +31,9 @@ const COMMAND_MAX: Duration = Duration::from_secs(180);
 
 /// Chromium without a window; the full Chromium takes four times its CPU time to start.
 const CHROMIUM: &str = "chromium-headless-shell";
+
+/// The name of [`own_loopback`] for browsers. Unlike a loopback address, it is no secure context over plain HTTP.
+pub const INSECURE_HOST: &str = "claims.test";
 
 /// A phone held upright.
 pub const PHONE: (u32, u32) = (390, 844);
@@ -120,6 +124,7 @@ impl Browser {
         let profile = format!("{name}-{}", OPENED.fetch_add(1, Ordering::Relaxed));
         let profile =
             format!("--user-data-dir={}", driver.directory.join("profiles").join(profile).display());
+        let resolved = format!("--host-resolver-rules=MAP {INSECURE_HOST} {}", own_loopback());
         let flags = [
             "--headless",
             "--no-sandbox",
@@ -133,6 +138,7 @@ impl Browser {
             "--no-proxy-server",
             "--hide-scrollbars",
             "--lang=en",
+            &resolved,
             &profile,
         ];
         let wanted = json!({"capabilities": {"alwaysMatch": {

@@ -157,12 +157,17 @@ fn parent_of(pid: u32) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
 }
 
+/// Returns the loopback address of this test process.
+pub fn own_loopback() -> IpAddr {
+    let [_, high, middle, low] = std::process::id().to_be_bytes();
+    IpAddr::V4(Ipv4Addr::new(127, 1 + (high & 0x7f), middle, low))
+}
+
 /// Returns an address on which no process listens. Every test process uses its own loopback address, so that
 /// neither outgoing connections nor another test run can take the port.
 pub fn free_address() -> SocketAddr {
     static GIVEN: Mutex<Vec<u16>> = Mutex::new(Vec::new());
-    let [_, high, middle, low] = std::process::id().to_be_bytes();
-    let ip = IpAddr::V4(Ipv4Addr::new(127, 1 + (high & 0x7f), middle, low));
+    let ip = own_loopback();
     loop {
         let probe = TcpListener::bind((ip, 0)).expect("a free port");
         let address = probe.local_addr().expect("its address");

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use serde_json::json;
-use support::browser::{Browser, DESKTOP, PHONE, TOO_FAINT};
+use support::browser::{Browser, DESKTOP, INSECURE_HOST, PHONE, TOO_FAINT};
 use support::checker::{Checker, Limits};
 use support::process::{Signal, free_address, signal_pid};
 use support::storm::claim_attempts;
@@ -369,6 +369,31 @@ fn a_token_removed_during_a_call_leads_to_one_sign_in() {
         page.until("window.answered", 401).await;
         page.until(PROBLEM, "The token is no longer accepted. Please sign in again.").await;
         // Closing the page fails the test if the page had script errors.
+        page.close().await;
+    });
+}
+
+#[test]
+fn changes_can_be_made_over_plain_http() {
+    in_browser("changes_can_be_made_over_plain_http", async {
+        let core = with_roles().start().await;
+        core.create("plain", json!({"total": 10})).await;
+        let page = Browser::open("dashboard-plain", DESKTOP).await;
+        let port = core.admin_listen().port();
+        page.goto(&format!("http://{INSECURE_HOST}:{port}/?lang=en")).await;
+        page.until(VIEW, "sign-in").await;
+        assert_eq!(page.eval("isSecureContext").await, false);
+        sign_in(&page, &core.admin_token()).await;
+        page.until(CONNECTION, "live").await;
+        add(&page, "plain", Some("5")).await;
+        page.until(DONE, "The total of “plain” is now 15.").await;
+        page.press("[data-id=plain] .turn").await;
+        page.press("#ask-send").await;
+        page.until(DONE, "“plain” is paused.").await;
+        page.press("[data-id=plain] .end").await;
+        type_text(&page, "plain").await;
+        page.press("#ask-send").await;
+        page.until(DONE, "“plain” has ended.").await;
         page.close().await;
     });
 }

@@ -7,8 +7,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use serde_json::json;
-use support::browser::{Browser, PHONE};
+use support::browser::{Browser, INSECURE_HOST, PHONE};
 use support::edge::root;
+use support::process::own_loopback;
 
 use super::{
     BUTTON, CODE, FAKE_ANSWERS, PHASE, assert_only_claim, in_browser, limits, page_world, stored_key, text,
@@ -119,6 +120,24 @@ fn an_offline_reload_resends_the_same_claim() {
         assert!(world.proxy.requests_with(before).len() > sent, "the new page sends the same claim");
         assert_only_claim(&world, &page, "page-gone").await;
         page.close().await;
+    });
+}
+
+#[test]
+fn the_number_can_be_copied_over_plain_http() {
+    in_browser("the_number_can_be_copied_over_plain_http", async {
+        let world = page_world().await;
+        world.core.create("page-http", limits()).await;
+        let page = Browser::open("page-http", PHONE).await;
+        let address = world.edge.url("/?campaign=page-http");
+        page.goto(&address.replacen(&own_loopback().to_string(), INSECURE_HOST, 1)).await;
+        page.until(BUTTON, false).await;
+        assert_eq!(page.eval("isSecureContext").await, false);
+        page.press("#claim").await;
+        page.until(PHASE, "won").await;
+        page.press("#copy").await;
+        page.until("document.getElementById('copy').textContent", "Copied").await;
+        // Not closed: that checks the console, and over plain HTTP the browser reports a header that it ignores.
     });
 }
 
