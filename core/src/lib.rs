@@ -6,6 +6,7 @@
 pub mod cli;
 pub mod clock;
 pub mod config;
+mod connect;
 pub mod credentials;
 pub mod data_dir;
 pub mod doctor;

@@ -21,7 +21,7 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use rustls_native_certs::load_native_certs;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, lookup_host};
+use tokio::net::lookup_host;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::crypto::ring;
@@ -29,6 +29,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use crate::clock;
+use crate::connect::connect;
 use crate::domain::webhook::{Webhook, WebhookEvent};
 use crate::webhook_hosts::{Receiver, WebhookHosts};
 
@@ -118,7 +119,7 @@ impl WebhookSender {
         let receiver = Receiver::parse(&webhook.url).map_err(Unreachable::other)?;
         self.hosts.check(&receiver).map_err(Unreachable::other)?;
         let request = request(&receiver, webhook, event, now)?;
-        let stream = TcpStream::connect(&self.resolve(&receiver).await?[..]).await?;
+        let stream = connect(&self.resolve(&receiver).await?).await?;
         // The request is a single write, so Nagle's algorithm would only delay it.
         stream.set_nodelay(true)?;
         let tls = self.tls.as_ref().filter(|_| !receiver.is_plain);
