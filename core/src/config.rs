@@ -21,6 +21,7 @@ use url::Url;
 
 use crate::credentials::{Caller, Credentials, Tokens, check_token};
 use crate::data_dir;
+use crate::memory_limit::MemoryLimit;
 use crate::redis_address::RedisAddress;
 use crate::webhook_hosts::WebhookHosts;
 use traces::TraceArgs;
@@ -99,7 +100,7 @@ pub struct ServeArgs {
     /// replication` changes it later [default: 0]
     #[arg(long, env = "CLAIMGATE_REDIS_REPLICAS", value_name = "REPLICAS")]
     redis_replicas: Option<String>,
-    /// Memory limit of the managed Redis, in MiB [default: half of the machine's memory]
+    /// Memory limit of the managed Redis, in MiB [default: half of the available memory]
     #[arg(long, env = "CLAIMGATE_REDIS_MAXMEMORY_MIB", value_name = "MIB")]
     redis_maxmemory_mib: Option<String>,
     /// The database of claims and campaigns (postgres://…); the URL may also be in a file named by
@@ -577,20 +578,9 @@ fn random_text() -> Result<String, getrandom::Error> {
     Ok(URL_SAFE_NO_PAD.encode(bytes))
 }
 
-/// Returns half of the machine's memory in bytes, or 1 GiB if it is unknown.
+/// Returns half of the available memory in bytes, or 1 GiB if it is unknown.
 fn half_of_memory() -> u64 {
-    memory_bytes().map_or(1 << 30, |bytes| bytes / 2)
-}
-
-/// Returns the available memory in bytes: the machine's, or the container's limit if that is lower.
-pub fn memory_bytes() -> Option<u64> {
-    let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total_kib = info.lines().find_map(|line| {
-        line.strip_prefix("MemTotal:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
-    });
-    let limits = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
-    let limits = limits.iter().filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok());
-    total_kib.map(|kib| kib * 1024).into_iter().chain(limits).min()
+    MemoryLimit::read().map_or(1 << 30, |limit| limit.bytes / 2)
 }
 
 #[cfg(test)]

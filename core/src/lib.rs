@@ -15,6 +15,7 @@ pub mod engine;
 pub mod http;
 pub mod jobs;
 pub mod log;
+pub mod memory_limit;
 pub mod metrics;
 pub mod nearest;
 pub mod redis_address;

@@ -163,8 +163,9 @@ async fn examine_primary(primary: Primary, given: bool) -> Result<Vec<Finding>, 
     if given {
         found.extend(replicas(&replication.unwrap_or_default()));
         let memory = info(&mut connection, "memory").await?.unwrap_or_default();
-        if let Some(limit) = number(&memory, "maxmemory:") {
-            found.extend(system::memory("redis.maxmemory", limit, number(&memory, "total_system_memory:")));
+        let total = number(&memory, "total_system_memory:");
+        if let Some((limit, total)) = number(&memory, "maxmemory:").zip(total) {
+            found.extend(system::memory("redis.maxmemory", limit, total, "of its machine"));
         }
     }
     Ok(found)

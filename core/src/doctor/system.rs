@@ -6,12 +6,13 @@ use std::path::Path;
 
 use super::report::{Finding, Report};
 use super::setup::{Database, Redis, Setup};
-use crate::config::{self, SECRET_FILES, memory_bytes};
+use crate::config::{self, SECRET_FILES};
 use crate::data_dir::{self, Exposed};
+use crate::memory_limit::MemoryLimit;
 
 /// Descriptors needed under full load: 4,096 concurrent requests, and as many for connections being opened and closed.
 const DESCRIPTORS_MIN: u64 = 8_192;
-/// Redis may use this many quarters of the machine's memory; core and rewrites of Redis' file need the rest.
+/// Redis may use this many quarters of the available memory; core and rewrites of Redis' file need the rest.
 const MEMORY_QUARTERS_MAX: u64 = 3;
 
 /// With less free space the data directory's disk counts as full: a rewrite of Redis' file needs more.
@@ -38,7 +39,10 @@ pub(super) fn examine(setup: &Setup, report: &mut Report) {
     report.add("secret files: permissions", secret_files());
     report.add("the limit of open files", descriptors());
     if let Redis::Own { maxmemory_bytes, .. } = setup.redis {
-        report.add("Redis' memory limit", memory("redis.maxmemory", maxmemory_bytes, memory_bytes()));
+        let finding = MemoryLimit::read().and_then(|MemoryLimit { bytes, file }| {
+            memory("redis.maxmemory", maxmemory_bytes, bytes, &format!("of {}", file.display()))
+        });
+        report.add("Redis' memory limit", finding);
     }
 }
 
@@ -120,22 +124,23 @@ fn descriptors() -> Option<Finding> {
 }
 
 /// Finds a memory limit at which the kernel may kill Redis before Redis refuses writes. 0 is no limit.
+/// `available_bytes` are those of `source`.
 pub(super) fn memory(
     check: &'static str,
     maxmemory_bytes: u64,
-    machine_bytes: Option<u64>,
+    available_bytes: u64,
+    source: &str,
 ) -> Option<Finding> {
-    let machine_bytes = machine_bytes?;
-    let most = machine_bytes / 4 * MEMORY_QUARTERS_MAX;
+    let most = available_bytes / 4 * MEMORY_QUARTERS_MAX;
     let mib = |bytes: u64| bytes >> 20;
     let problem = match maxmemory_bytes {
         0 => "Redis has no maxmemory: when memory runs out, the kernel kills it before it refuses writes"
             .to_owned(),
         bytes if bytes > most => format!(
-            "Redis' maxmemory of {} MiB is more than three quarters of the machine's {} MiB: the kernel may kill it before it \
+            "Redis' maxmemory of {} MiB is more than three quarters of the {} MiB {source}: the kernel may kill it before it \
              refuses writes",
             mib(bytes),
-            mib(machine_bytes)
+            mib(available_bytes)
         ),
         _ => return None,
     };
