@@ -29,6 +29,7 @@ mod days;
 mod doctor;
 mod drill;
 mod edge;
+mod encodings;
 mod every_call;
 mod examples;
 mod fairness;

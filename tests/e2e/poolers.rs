@@ -27,7 +27,7 @@ async fn pooled(what: &str, settings: &[(&str, &str)]) -> Option<(PgBouncer, Pos
 }
 
 /// Runs a command with the database at `url`.
-async fn with_database(command: &[&str], url: &str) -> CommandOutput {
+pub(crate) async fn with_database(command: &[&str], url: &str) -> CommandOutput {
     let directory = tempfile::tempdir().unwrap();
     let (listen, admin) = (free_address().to_string(), free_address().to_string());
     let environment = [

@@ -100,6 +100,9 @@ async fn postgres(url: &str) -> Result<Vec<Finding>, SqlError> {
     let mut found = Vec::new();
     found.extend(read_only(&mut sql).await?);
     found.extend(too_few_connections(&mut sql).await?);
+    if let Some(problem) = sql.encoding_problem().await? {
+        found.push(Finding::breaks("database.encoding", problem, "core does not start with this database"));
+    }
     for (check, setting, otherwise) in SETTINGS {
         if sql.setting(setting).await? == "off" {
             let problem = format!("PostgreSQL's {setting} is off: {otherwise}");

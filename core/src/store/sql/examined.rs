@@ -4,7 +4,7 @@ use sqlx::{AnyConnection, Connection as _, Row as _};
 
 use super::limits::{self, LowConnectionLimit};
 use super::server::{self, Writable};
-use super::{SqlError, pooler, statements};
+use super::{SqlError, encoding, pooler, statements};
 
 /// A connection for checks, which works even if no core serves the database.
 #[derive(Debug)]
@@ -50,6 +50,11 @@ impl ExaminedDatabase {
     /// Returns the lowest limit on connections to PostgreSQL, if a single core may reach it.
     pub(crate) async fn low_connection_limit(&mut self) -> Result<Option<LowConnectionLimit>, SqlError> {
         Ok(limits::low_connection_limit(&mut self.0).await?)
+    }
+
+    /// Returns what is wrong with the encoding of a PostgreSQL database.
+    pub(crate) async fn encoding_problem(&mut self) -> Result<Option<String>, SqlError> {
+        Ok(encoding::problem(&mut self.0).await?)
     }
 
     /// Returns a setting of PostgreSQL.

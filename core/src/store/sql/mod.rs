@@ -28,6 +28,7 @@ mod changes;
 mod claims;
 mod codes;
 mod cores;
+mod encoding;
 pub(crate) mod examined;
 mod feed;
 mod feed_writer;
@@ -284,5 +285,6 @@ async fn check_suitable(connection: &mut AnyConnection, url: &str) -> Result<(),
         }
         tracing::warn!("{few}; raise {}", few.set_by);
     }
+    encoding::require_unicode(connection).await?;
     pooler::reject_shared_sessions(connection, url).await
 }
