@@ -51,6 +51,13 @@ pub fn is_media_type(content_type: Option<&str>, media_type: &str) -> bool {
     named.trim().eq_ignore_ascii_case(media_type)
 }
 
+/// Returns the token of an `Authorization` header with the scheme `Bearer`, whose case is ignored (RFC 9110, 11.1),
+/// without spaces around it; `None` for another scheme or none.
+pub fn bearer_token(value: &str) -> Option<&str> {
+    let (scheme, token) = value.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then_some(token.trim_matches(' '))
+}
+
 /// Parses a `Retry-After` at `now`: seconds, or a date in any of HTTP's three formats (RFC 9110, 5.6.7).
 /// Returns `None` for any other text.
 pub fn retry_after(value: &str, now: Timestamp) -> Option<Duration> {
@@ -81,6 +88,16 @@ mod tests {
             assert!(!is_json(Some(other)), "{other}");
         }
         assert!(!is_json(None));
+    }
+
+    #[test]
+    fn only_the_bearer_scheme_is_accepted_in_any_case() {
+        for value in ["Bearer a.b.c", "bearer a.b.c", "BEARER  a.b.c "] {
+            assert_eq!(bearer_token(value), Some("a.b.c"), "{value}");
+        }
+        for value in ["", "a.b.c", "Basic a.b.c", "Bearer", "Bearera.b.c"] {
+            assert_eq!(bearer_token(value), None, "{value:?}");
+        }
     }
 
     #[test]

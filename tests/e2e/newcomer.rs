@@ -6,7 +6,7 @@ use std::process::{Output, Stdio};
 
 use reqwest::Method;
 use serde_json::{Value, json};
-use support::core_client::campaign;
+use support::core_client::{API_TOKEN, campaign};
 use support::edge::{built, root};
 use support::process::{command, free_address};
 use support::signing::claim_id;
@@ -267,6 +267,12 @@ async fn each_mistake_over_http_is_reported_with_its_remedy() {
     ] {
         let refused = send(claims.clone(), authorization, claim).await.refused(401, "unauthenticated").text();
         assert!(refused.contains(detail) && !refused.contains("no-scheme"), "{authorization:?}: {refused}");
+    }
+    // RFC 9110, 11.1: the scheme's case does not matter.
+    let claim = r#"{"campaign_id":"tickets","user_id":"ann","idempotency_key":"any-case"}"#;
+    for scheme in ["Bearer", "bearer", "BEARER "] {
+        let answer = send(claims.clone(), Some(&format!("{scheme} {API_TOKEN}")), claim).await;
+        assert!(matches!(answer.status, 200 | 201), "{scheme}: {}", answer.text());
     }
 }
 

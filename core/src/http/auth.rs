@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
 use axum::http::{HeaderMap, Method, request};
+use claimgate_shared::http::bearer_token;
 use claimgate_shared::signature::{
     BodyHash, CLIENT_IP_HEADER, CONTENT_SHA256_HEADER, IDEMPOTENCY_KEY_HEADER, KEY_HEADER, PASS_HEADER,
     SIGNATURE_HEADER, SignedParts, TIMESTAMP_HEADER, USER_HEADER, USER_IDS_HEADER,
@@ -128,7 +129,7 @@ impl Authenticator {
         let token = match single_header(headers, AUTHORIZATION.as_str())? {
             "" => Err(refused("the Authorization header is missing; send `Authorization: Bearer TOKEN`")),
             // The value may be a token without its scheme, so it is not echoed.
-            value => value.strip_prefix("Bearer ").ok_or_else(|| {
+            value => bearer_token(value).ok_or_else(|| {
                 refused("the Authorization header does not begin with `Bearer `; send `Authorization: Bearer TOKEN`")
             }),
         }?;
