@@ -484,6 +484,27 @@ async fn claims_are_listed_by_user_and_status() {
     assert!(wrong.err.contains("must be granted, held, returned, expired or revoked"), "{wrong:?}");
 }
 
+/// One in 64 random ids begins with a hyphen.
+#[tokio::test]
+async fn ids_may_begin_with_a_hyphen() {
+    let core = Core::start().await;
+    run_against(&core, &["campaign", "create", "--total", "5", "--", "-sale"]).await.ended(0);
+    for replayed in [false, true] {
+        let claimed = ["claim", "--json", "--user", "-ann", "--key", "-k", "--", "-sale"];
+        let claimed = run_against(&core, &claimed).await.ended(0).json();
+        assert_eq!(claimed["claim"]["user_id"], "-ann", "replayed: {replayed}");
+    }
+    core.sql().until("-sale", 1).await;
+    for listed in
+        [&["claims", "--json", "--user", "-ann", "--", "-sale"][..], &["changes", "--campaign", "-sale"]]
+    {
+        let listed = run_against(&core, listed).await.ended(0);
+        assert!(listed.out.contains("-sale.-ann."), "{listed:?}");
+    }
+    let unmarked = run_against(&core, &["campaign", "show", "-sale"]).await.ended(2);
+    assert!(unmarked.err.contains("-- -s"), "the remedy is not named: {unmarked:?}");
+}
+
 #[tokio::test]
 async fn changed_claims_are_printed_one_per_line() {
     let core = Core::start().await;

@@ -19,7 +19,7 @@ pub struct AddArgs {
     /// Units to add to the total; a negative number removes them
     units: i64,
     /// Idempotency key: a retry with the same key adds the units only once [default: random, printed]
-    #[arg(long, value_name = "KEY")]
+    #[arg(long, value_name = "KEY", allow_hyphen_values = true)]
     key: Option<IdempotencyKey>,
     #[command(flatten)]
     call: CallArgs,

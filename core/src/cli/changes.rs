@@ -29,10 +29,10 @@ const PAGE_ITEMS: u32 = 1000;
 )]
 pub struct ChangesArgs {
     /// Start after this cursor [default: from the beginning]
-    #[arg(long, value_name = "CURSOR")]
+    #[arg(long, value_name = "CURSOR", allow_hyphen_values = true)]
     after: Option<String>,
     /// Only claims of this campaign
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", allow_hyphen_values = true)]
     campaign: Option<CampaignId>,
     /// Stop after this many lines [default: no limit]
     #[arg(long, value_name = "LINES", value_parser = RangedI64ValueParser::<u64>::new().range(1..))]

@@ -16,7 +16,7 @@ pub struct ClaimsArgs {
     /// The campaign's id
     campaign: CampaignId,
     /// Only the claims of this user
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", allow_hyphen_values = true)]
     user: Option<UserId>,
     /// Only claims with this status: granted, held, returned, expired or revoked
     #[arg(long)]

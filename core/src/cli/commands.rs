@@ -20,13 +20,13 @@ pub struct ClaimArgs {
     /// The campaign's id
     campaign: CampaignId,
     /// The user who claims
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", allow_hyphen_values = true)]
     user: UserId,
     /// Units to claim
     #[arg(long, default_value_t = 1, value_name = "UNITS", value_parser = clap::value_parser!(u32).range(1..))]
     quantity: u32,
     /// Idempotency key: a retry with the same key is the same claim [default: random, printed]
-    #[arg(long, value_name = "KEY")]
+    #[arg(long, value_name = "KEY", allow_hyphen_values = true)]
     key: Option<IdempotencyKey>,
     #[command(flatten)]
     call: CallArgs,
@@ -113,7 +113,7 @@ impl ReconcileArgs {
 #[derive(Debug, Args)]
 pub struct TokenArgs {
     /// The user that the token identifies
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", allow_hyphen_values = true)]
     user: UserId,
     /// Lifetime of the token, in seconds
     #[arg(long, default_value_t = 3600, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]

@@ -20,10 +20,10 @@ use crate::config;
 )]
 pub struct PassArgs {
     /// The user's id in claims, as `claimgate user-id` computes it
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", allow_hyphen_values = true)]
     user: UserId,
     /// The campaign's id
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", allow_hyphen_values = true)]
     campaign: CampaignId,
     /// The most units that the user may take in the whole campaign [default: the campaign's limits]
     #[arg(long)]
