@@ -67,8 +67,6 @@ def map_case(context, case):
     if operation_id == "addCodes" and isinstance(case.body, bytes):
         # Each line is a code, and no code is in a file twice.
         case.body = b"\n".join(dict.fromkeys(case.body.replace(b",", b"-").split(b"\n")))
-    if isinstance(case.body, (dict, list)):
-        case.body = whole_numbers(case.body)
     if isinstance(case.body, dict):
         body = case.body = {name: known(name, value, operation_id) for name, value in case.body.items()}
         if re.match("https?://", str(body.get("url"))):
@@ -90,15 +88,6 @@ def limits_with_codes(limits):
     if isinstance(limits.get("per_claim"), int):
         limits["per_claim"] = min(limits["per_claim"], 1000)
     return limits
-
-
-def whole_numbers(value):
-    """Converts floats such as 1.0 to integers: JSON Schema treats them as integers, but claimgate rejects them."""
-    if isinstance(value, dict):
-        return {name: whole_numbers(member) for name, member in value.items()}
-    if isinstance(value, list):
-        return [whole_numbers(member) for member in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def is_window(starts_at, ends_at):

@@ -208,14 +208,14 @@ mod tests {
     #[test]
     fn out_of_range_quantities_are_422_and_malformed_ones_400() {
         let field = || Some("quantity".to_owned());
-        for good in ["1", "4294967295"] {
-            assert_eq!(parse(good), Ok(good.parse().unwrap()));
+        for (good, quantity) in [("1", 1), ("1.0", 1), ("1e1", 10), ("4294967295", u32::MAX)] {
+            assert_eq!(parse(good), Ok(quantity));
         }
         for range in ["0", "-1", "4294967296", "9007199254740991"] {
             assert_eq!(parse(range), Err((422, field())), "{range}");
         }
         for shape in
-            ["9007199254740993", "18446744073709551616", "1.0", "-0", "1e400", "\"1\"", "null", "[1]"]
+            ["9007199254740993", "18446744073709551616", "1.5", "-0", "1e400", "\"1\"", "null", "[1]"]
         {
             assert_eq!(parse(shape).unwrap_err().0, 400, "{shape}");
         }
@@ -257,7 +257,6 @@ mod tests {
             "[]",
             r#"["demo","a",1,"k"]"#,
             "NaN",
-            "\u{feff}{}",
             deep.as_str(),
             r#"{"campaign_id":"demo","user_id":"a"}"#,
             r#"{"campaign_id":"demo","user_id":"a","idempotency_key":"k","extra":1}"#,
@@ -291,12 +290,11 @@ mod tests {
             "[]",
             "[2]",
             "null",
-            "\u{feff}{}",
             deep.as_str(),
             r#"{"quantity":1,"quantity":1}"#,
             r#"{"quantity":null}"#,
             r#"{"quantity":"1"}"#,
-            r#"{"quantity":1.0}"#,
+            r#"{"quantity":1.5}"#,
             r#"{"user_id":"mallory"}"#,
         ] {
             assert_eq!(parse(body), Err(400), "{body}");

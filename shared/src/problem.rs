@@ -271,29 +271,102 @@ pub fn object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -
     deserializer.deserialize_map(Extensions(PhantomData))
 }
 
-/// Parses a request body that is one JSON object.
+/// Parses a request body that is one JSON object. Ignores a byte order mark (RFC 8259, 8.1), and accepts `1.0` and
+/// `1e0` as whole numbers, like JSON Schema.
 ///
 /// # Errors
 /// `invalid_request`. Its field is the path of the invalid or missing member, or `body` if the body is not a
 /// JSON object.
 pub fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
-    #[derive(Deserialize)]
-    #[serde(transparent, bound = "T: DeserializeOwned")]
-    struct Body<T>(#[serde(deserialize_with = "object")] T);
-
-    serde_json::from_slice::<Body<T>>(body).map(|body| body.0).map_err(|plain| {
-        if plain.is_syntax() || plain.is_eof() {
-            return Problem::invalid("body", format_args!("is not JSON: {plain}"));
-        }
-        // Parse a second time to find the path of the error. Only invalid bodies have this cost.
-        let mut reader = serde_json::Deserializer::from_slice(body);
-        match serde_path_to_error::deserialize::<_, Body<T>>(&mut reader) {
-            Err(error) if error.path().iter().next().is_some() => {
-                wrong_member(Some(error.path().to_string()), error.inner())
-            }
-            _ => wrong_member(None, &plain),
-        }
+    let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
+    // Only rejected bodies have the cost of a second attempt.
+    parse_object(body).or_else(|error| match with_whole_numbers(body) {
+        Some(body) if error.is_data() => parse_object(&body).map_err(|error| rejected::<T>(&body, &error)),
+        _ => Err(rejected::<T>(body, &error)),
     })
+}
+
+/// The body of a request: one object.
+#[derive(Deserialize)]
+#[serde(transparent, bound = "T: DeserializeOwned")]
+struct Body<T>(#[serde(deserialize_with = "object")] T);
+
+fn parse_object<T: DeserializeOwned>(body: &[u8]) -> Result<T, serde_json::Error> {
+    serde_json::from_slice::<Body<T>>(body).map(|body| body.0)
+}
+
+/// Returns the problem for `body`, which serde rejected as a `T` with `plain`.
+fn rejected<T: DeserializeOwned>(body: &[u8], plain: &serde_json::Error) -> Problem {
+    if !plain.is_data() {
+        return Problem::invalid("body", format_args!("is not JSON: {plain}"));
+    }
+    // Parse once more to find the path of the error.
+    let mut reader = serde_json::Deserializer::from_slice(body);
+    match serde_path_to_error::deserialize::<_, Body<T>>(&mut reader) {
+        Err(error) if error.path().iter().next().is_some() => {
+            wrong_member(Some(error.path().to_string()), error.inner())
+        }
+        _ => wrong_member(None, plain),
+    }
+}
+
+/// Rewrites each number like `1.0` or `1e2` in `json` as `1` or `100`; `None` if there are none.
+fn with_whole_numbers(json: &[u8]) -> Option<Vec<u8>> {
+    let mut rewritten = Vec::with_capacity(json.len());
+    let mut rest = json;
+    while let Some(first) = rest.first() {
+        let length = match first {
+            b'"' => string_length(rest),
+            b'-' | b'0'..=b'9' => number_length(rest),
+            _ => 1,
+        };
+        let (token, after) = rest.split_at(length);
+        match whole_number(token) {
+            Some(whole) => rewritten.extend_from_slice(whole.as_bytes()),
+            None => rewritten.extend_from_slice(token),
+        }
+        rest = after;
+    }
+    (rewritten != json).then_some(rewritten)
+}
+
+/// Returns the length of the string literal at the start of `json`, with its quotes.
+fn string_length(json: &[u8]) -> usize {
+    let mut is_escaped = false;
+    let end = json.iter().skip(1).position(|byte| {
+        let is_end = *byte == b'"' && !is_escaped;
+        is_escaped = *byte == b'\\' && !is_escaped;
+        is_end
+    });
+    end.map_or(json.len(), |end| end + 2)
+}
+
+/// Returns the length of the number at the start of `json`.
+fn number_length(json: &[u8]) -> usize {
+    let is_part = |byte: &u8| matches!(byte, b'0'..=b'9' | b'-' | b'+' | b'.' | b'e' | b'E');
+    json.iter().position(|byte| !is_part(byte)).unwrap_or(json.len())
+}
+
+/// Returns the digits of a number with a fraction or an exponent if its value is whole. Works on the text: floating-point
+/// arithmetic would add to the edge's size.
+fn whole_number(token: &[u8]) -> Option<String> {
+    const DIGITS_MAX: usize = 20;
+    let (mantissa, exponent) = match token.iter().position(|byte| matches!(byte, b'e' | b'E')) {
+        Some(at) => (&token[..at], std::str::from_utf8(&token[at + 1..]).ok()?.parse::<isize>().ok()?),
+        None => (token, 0),
+    };
+    let point = mantissa.iter().position(|byte| *byte == b'.');
+    if point.is_none() && mantissa.len() == token.len() {
+        return None;
+    }
+    let mut digits: Vec<u8> = mantissa.iter().copied().filter(|byte| *byte != b'.').collect();
+    let whole = point.unwrap_or(mantissa.len()).checked_add_signed(exponent)?;
+    if whole > DIGITS_MAX || digits.iter().skip(whole).any(|digit| *digit != b'0') {
+        return None;
+    }
+    digits.resize(whole, b'0');
+    // Without leading zeros.
+    String::from_utf8(digits).ok()?.parse::<i64>().ok().map(|number| number.to_string())
 }
 
 /// Returns the problem for the member at `path`, or for the whole body. Serde names a missing member only in
@@ -359,6 +432,32 @@ mod tests {
         ] {
             let problem = parse_json::<Outer>(body.as_bytes()).unwrap_err();
             assert_eq!((problem.extensions.field.as_deref(), problem.detail.as_str()), (Some(field), detail));
+        }
+    }
+
+    #[test]
+    fn whole_numbers_may_have_a_fraction_or_an_exponent() {
+        #[derive(Debug, Deserialize, PartialEq, Eq)]
+        struct Sale {
+            name: String,
+            units: Vec<u32>,
+        }
+        let sale = |json: &str| parse_json::<Sale>(json.as_bytes());
+        let expected = Sale { name: r#"1.0 "2e0" \"#.to_owned(), units: vec![1, 2, 300, 4_294_967_295] };
+        let json =
+            "\u{feff}{\"name\":\"1.0 \\\"2e0\\\" \\\\\",\"units\":[1.0, 20e-1,0.03E+4,4294967295.000]}";
+        assert_eq!(sale(json), Ok(expected));
+        for (units, detail) in [
+            ("1.5", "floating point `1.5`"),
+            ("-1.0", "integer `-1`"),
+            ("4294967296.0", "integer `4294967296`"),
+            ("1e400", "is not JSON"),
+            ("1e30", "floating point"),
+            ("9007199254740993.0", "integer `9007199254740993`"),
+            ("\"1.0\"", "string \"1.0\""),
+        ] {
+            let problem = sale(&format!(r#"{{"name":"n","units":[{units}]}}"#)).unwrap_err();
+            assert!(problem.detail.contains(detail), "{units}: {}", problem.detail);
         }
     }
 

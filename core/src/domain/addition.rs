@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn a_malformed_addition_is_rejected_with_its_field() {
         for (body, field) in [
-            (r#"{"units":1.0,"idempotency_key":"k"}"#, "units"),
+            (r#"{"units":1.5,"idempotency_key":"k"}"#, "units"),
             (r#"{"units":"1","idempotency_key":"k"}"#, "units"),
             (r#"{"units":99999999999999999999,"idempotency_key":"k"}"#, "units"),
             (r#"{"units":1,"idempotency_key":"a b"}"#, "idempotency_key"),
