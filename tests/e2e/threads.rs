@@ -101,8 +101,29 @@ async fn a_redis_restart_ends_the_connections_of_every_thread() {
     .await;
     let [first, second] = threads.generations().await;
     assert!(first > before && second == first, "{before:?}, then {first:?} and {second:?}");
-    assert_eq!(handle.synced_generation(), first);
+    assert_eq!(handle.synced_run(), first);
     claim_and_win(&threads.second, "d").await;
+}
+
+#[tokio::test]
+async fn a_campaign_is_synchronised_once_on_each_run_of_redis() {
+    only_on!(ONE_SERVER, "the server becomes a replica");
+    let threads = Threads::start(redis().await, "").await;
+    let handle = threads.campaign(10).await;
+    claim_and_win(&threads.first, "a").await;
+    let [begin, _] = threads.generations().await;
+    let view = threads.redis.view().await;
+    let cut = async || view.query::<u64>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
+    cut().await;
+    claim_and_win(&threads.first, "b").await;
+    let [reconnected, _] = threads.generations().await;
+    assert!(reconnected > begin && handle.synced_run() == begin);
+    // To core, this looks like the promotion of a replica.
+    view.query::<()>(&["REPLICAOF", "127.0.0.1", "1"]).await;
+    view.query::<()>(&["REPLICAOF", "NO", "ONE"]).await;
+    cut().await;
+    let outcome = claim(&threads.first, "c").await;
+    assert!(outcome.is_err() && handle.synced_run() > reconnected, "{outcome:?}");
 }
 
 #[tokio::test]

@@ -88,6 +88,25 @@ async fn claims_continue_while_postgres_is_down() {
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
+/// Managed Redis services close idle connections. A new one to the same run of the same server needs no word from SQL.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claims_continue_on_new_redis_connections_while_sql_is_down() {
+    let row = Row::begin("SQL down: connections to Redis cut");
+    let Some(mut fixture) = row.needs(Fixture::on_postgres(false).await) else { return };
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    checker.win(&fixture.core, 0..10).await;
+    fixture.relayed("demo").await;
+    fixture.postgres().stop_immediately().await;
+    let redis = fixture.redis().await;
+    for round in 1..=2 {
+        row.fault();
+        redis.query_all::<u64>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
+        checker.win(&fixture.core, round * 50..round * 50 + 50).await;
+    }
+    fixture.postgres().start_again().await;
+    fixture.judge(row, &checker, Expect::default()).await;
+}
+
 /// The outbox never exceeds its maximum number of events. Replays are still answered when it is full.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_outbox_never_exceeds_its_maximum() {

@@ -243,7 +243,7 @@ impl Stores {
 
     async fn synchronised_session(&self, handle: &CampaignHandle) -> Result<Session, StoreError> {
         let mut session = self.redis.session(handle.keys.slot).await?;
-        if handle.synced_generation() != session.generation() {
+        if handle.synced_run() != session.run() {
             self.synchronise(handle, &mut session).await?;
         }
         Ok(session)
@@ -268,7 +268,7 @@ impl Stores {
             Ok(Err(reason)) => handle.mark_not_ready(reason),
             Err(error) => return Err(error.into()),
         }
-        handle.mark_synced(session.generation());
+        handle.mark_synced(session.run());
         Ok(())
     }
 }

@@ -78,7 +78,7 @@ pub struct Maintenance {
     /// Whether this round is quick, and whether the next round is.
     is_quick: bool,
     quick_next: bool,
-    /// The newest connection to Redis in any snapshot.
+    /// The newest run of a Redis server in any snapshot.
     newest: Generation,
     /// Urgent campaigns still to be read, ahead of the round.
     urgent: Vec<CampaignId>,
@@ -438,13 +438,13 @@ impl Maintenance {
     /// Handles one campaign's snapshot: records it, and notifies the jobs that have work to do.
     fn handle_snapshot(&mut self, handle: &Arc<CampaignHandle>, snapshot: &CampaignSnapshot) {
         let id = &handle.campaign().id;
-        // A new connection may lead to a different Redis server. If one campaign is damaged, other campaigns
-        // may be damaged as well.
-        let is_other = snapshot.generation > self.newest && self.newest != Generation::default();
+        // The server was restarted or replaced, so it may have lost data. If one campaign is damaged, other
+        // campaigns may be damaged as well.
+        let is_other = snapshot.run > self.newest && self.newest != Generation::default();
         if is_other || !snapshot.ready && handle.is_ready() {
             self.schedule_quick_round();
         }
-        self.newest = self.newest.max(snapshot.generation);
+        self.newest = self.newest.max(snapshot.run);
         match snapshot.oldest {
             Some(oldest) => drop(self.lagging.insert(id.clone(), oldest)),
             None => drop(self.lagging.remove(id)),
@@ -453,8 +453,8 @@ impl Maintenance {
             handle.mark_not_ready(NotReadyReason::Damaged);
             return;
         }
-        // Each campaign is synchronised once on each connection, even without callers.
-        if handle.synced_generation() != snapshot.generation || !handle.is_ready() {
+        // Each campaign is synchronised once on each run of its server, even without callers.
+        if handle.synced_run() != snapshot.run || !handle.is_ready() {
             handle.notify_maintenance();
         }
         handle.record_backlog(snapshot.backlog);

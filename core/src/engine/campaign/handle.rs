@@ -32,8 +32,8 @@ pub struct CampaignHandle {
     began: Instant,
     /// The version of the rules that this core last applied in Redis, and when.
     applied: Mutex<Option<(Version, Instant)>>,
-    /// Generation of the Redis connection on which the campaign was last synchronised with SQL.
-    synced_generation: AtomicU64,
+    /// The run of the Redis server on which the campaign was last synchronised with SQL, see `Session::run`.
+    synced_run: AtomicU64,
     readiness: AtomicU8,
     readiness_log: Mutex<ChangeLog>,
     /// Whether the last claims were denied as sold out.
@@ -86,7 +86,7 @@ impl CampaignHandle {
             began: Instant::now(),
             rules: RwLock::new(Arc::new(campaign)),
             applied: Mutex::default(),
-            synced_generation: AtomicU64::new(0),
+            synced_run: AtomicU64::new(0),
             readiness: AtomicU8::new(Readiness::Unchecked as u8),
             readiness_log: Mutex::default(),
             sold_out: AtomicBool::new(false),
@@ -265,14 +265,14 @@ impl CampaignHandle {
         self.is_ready() && self.campaign().evicted.is_none()
     }
 
-    /// Returns the generation of the Redis connection of the last synchronisation with SQL; 0 for none.
-    pub fn synced_generation(&self) -> Generation {
-        Generation::new(self.synced_generation.load(Ordering::Acquire))
+    /// Returns the run of the Redis server at the last synchronisation with SQL; 0 for none.
+    pub fn synced_run(&self) -> Generation {
+        Generation::new(self.synced_run.load(Ordering::Acquire))
     }
 
-    /// Records that the campaign was synchronised with SQL on the connection `generation`.
-    pub fn mark_synced(&self, generation: Generation) {
-        self.synced_generation.store(generation.get(), Ordering::Release);
+    /// Records that the campaign was synchronised with SQL on `run` of the Redis server.
+    pub fn mark_synced(&self, run: Generation) {
+        self.synced_run.store(run.get(), Ordering::Release);
     }
 
     /// Returns the campaign as last read from the database.

@@ -191,9 +191,7 @@ impl Sample {
     #[allow(clippy::cast_precision_loss)] // for display
     fn take(&mut self, snapshot: Option<(CampaignSnapshot, Instant)>, events: u64) {
         self.per_s = match (&self.snapshot, &snapshot) {
-            (Some((before, _)), Some((now, _)))
-                if self.last_succeeded && before.generation == now.generation =>
-            {
+            (Some((before, _)), Some((now, _))) if self.last_succeeded && before.run == now.run => {
                 let passed_ms = now.now.as_ms() - before.now.as_ms();
                 let claims = now.sequence.saturating_sub(before.sequence);
                 (passed_ms > 0).then(|| claims as f64 * 1000.0 / passed_ms as f64)

@@ -32,8 +32,8 @@ const REPLIES: usize = 5;
 pub struct CampaignSnapshot {
     /// The time by the clock of the campaign's server.
     pub now: Timestamp,
-    /// Generation of the connection; each campaign has to be synchronised once per generation.
-    pub generation: Generation,
+    /// The first generation that led to this run of the server; each campaign has to be synchronised once per run.
+    pub run: Generation,
     /// Whether the campaign looks ready.
     pub ready: bool,
     /// The last sequence number assigned.
@@ -124,14 +124,14 @@ impl RedisStore {
             self.connections.note_error(error, session).await;
         }
         let mut replies = replies.into_iter();
-        let (now, generation) = (server_time(replies.next())?, session.generation);
+        let (now, run) = (server_time(replies.next())?, session.run);
         let mut snapshots = Vec::with_capacity(campaigns.len());
         for target in campaigns {
             let of_one: Vec<_> = replies.by_ref().take(REPLIES).collect();
             let is_moving = of_one.iter().any(|reply| reply.as_ref().is_err_and(is_redirect));
             let snapshot =
                 if is_moving { None } else { Some(snapshot(target, session, &mut of_one.into_iter())?) };
-            snapshots.push(snapshot.map(|snapshot| CampaignSnapshot { now, generation, ..snapshot }));
+            snapshots.push(snapshot.map(|snapshot| CampaignSnapshot { now, run, ..snapshot }));
         }
         Ok(snapshots)
     }
@@ -169,7 +169,7 @@ fn server_time(reply: Option<Result<Value, RedisError>>) -> Result<Timestamp, Re
     Ok(timestamp(seconds * 1000 + micros / 1000).unwrap_or_default())
 }
 
-/// Builds a snapshot from the replies of one campaign, without time and generation.
+/// Builds a snapshot from the replies of one campaign, without time and run.
 fn snapshot(
     target: &CallTarget<'_>,
     session: &Session,

@@ -1,7 +1,8 @@
 //! A server and the generations of the connections to it.
 //!
 //! Connections known to lead to the same run of the same server share a generation. The generation ends when
-//! one of its connections breaks, or another server becomes the primary.
+//! one of its connections breaks, or another server becomes the primary. Several generations in turn may lead to the
+//! same run, since services close idle connections.
 
 use std::io;
 use std::sync::Arc;
@@ -53,6 +54,8 @@ impl ServerLocator {
 pub struct Session {
     pub(in crate::store::redis) connection: MultiplexedConnection,
     pub(in crate::store::redis) generation: Generation,
+    /// The first generation that led to this run of the server.
+    pub(in crate::store::redis) run: Generation,
     /// The server's replication id, which changes when it is promoted.
     pub(in crate::store::redis) replication_id: Arc<str>,
     /// The server's address as known to other servers.
@@ -66,6 +69,12 @@ impl Session {
     /// server.
     pub fn generation(&self) -> Generation {
         self.generation
+    }
+
+    /// Returns the first generation that led to this run of the server. Since then no restart, promotion or other
+    /// primary can have lost data.
+    pub fn run(&self) -> Generation {
+        self.run
     }
 
     /// Returns the server's address.
@@ -181,6 +190,8 @@ pub(in crate::store::redis) struct Server {
 struct State {
     /// The target of the last generation's connections.
     target: Option<Target>,
+    /// The first generation that led to the target.
+    run: Generation,
     /// The target's address.
     address: Option<ConnectionAddr>,
     /// When the last connection attempt failed, and its error.
@@ -225,16 +236,19 @@ impl Server {
         if is_other {
             self.retire();
         }
+        let last = self.started.load(Ordering::Acquire);
         let joins = is_same && self.current.load(Ordering::Acquire) != 0;
-        let generation = if joins {
-            Generation::new(self.started.load(Ordering::Acquire))
-        } else {
-            self.generations.begin()
-        };
+        let generation = if joins { Generation::new(last) } else { self.generations.begin() };
+        // After another primary, this run may lack what was decided there.
+        let is_continued = is_same && self.replaced.load(Ordering::Acquire) < last;
+        if !is_continued {
+            state.run = generation;
+        }
         state.address = Some(address.clone());
         let server = Arc::clone(self);
         let name = address.to_string().into();
-        let session = Session { connection, generation, replication_id, name, client, server };
+        let session =
+            Session { connection, generation, run: state.run, replication_id, name, client, server };
         if !joins {
             state.target = Some(run.map_or_else(|| Target::Unknown(session.clone()), Target::Run));
             self.started.store(generation.get(), Ordering::Release);
