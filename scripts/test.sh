@@ -9,8 +9,8 @@
 # RUST_TEST_THREADS is how many tests run at a time. SEED is the same for the same commit, so that a commit has the same
 # tests each time. SLOW=1 runs them as on a slow machine (scripts/slow.sh). A part's output is kept in target/test-logs.
 #
-# Each part and each test has a deadline (scripts/within.sh). A red test runs ten times alone afterwards, for the record:
-# the run stays red.
+# Each part, each test and each build has a deadline (scripts/within.sh). A red test runs ten times alone afterwards, for
+# the record: the run stays red.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/tools.sh
@@ -36,7 +36,7 @@ mkdir -p $logs
 # Uses memory if there is enough: tests create and remove hundreds of databases and servers. A simulated slow machine
 # uses the disk. The name is short because socket paths are limited to 107 bytes.
 in_memory=/dev/shm
-if [ "${SLOW:-}" != 1 ] && [ "$(df --output=avail $in_memory 2>/dev/null | tail -1)" -ge 8000000 ] 2>/dev/null; then
+if [ "${SLOW:-}" != 1 ] && [ "$(df --output=avail $in_memory 2>/dev/null | tail -1)" -ge 4000000 ] 2>/dev/null; then
     TMPDIR=$(mktemp -d $in_memory/cgXXXX)
     export TMPDIR
     chmod 755 "$TMPDIR"
@@ -138,8 +138,8 @@ run_again() {
 }
 
 build() { part "$@" || { cat $logs/parts; exit 1; }; }
-build build-worker scripts/build-worker.sh
-build build-tests cargo test --workspace --no-run
+build build-worker scripts/within.sh scripts/build-worker.sh
+build build-tests scripts/within.sh cargo test --workspace --no-run
 build soak.txt scripts/check-soak.sh
 
 echo "SEED=$SEED RUST_TEST_THREADS=$RUST_TEST_THREADS, servers' data in ${TMPDIR:-/tmp}"

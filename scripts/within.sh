@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs tests within deadlines. Copies their output as it arrives. Once one test, or all together, take too long, prints
-# the names of the tests that run, the stacks of their threads and all processes, and ends them with status 124.
+# Runs tests, or a build, within deadlines. Copies their output as it arrives. Once one test, or all together, take too
+# long, prints the names of the tests that run, the stacks of their threads and all processes, and ends them with status
+# 124.
 #
 #   scripts/within.sh cargo test --workspace --test e2e -- --format=pretty
 #
