@@ -370,6 +370,24 @@ async fn postgres_settings_that_may_lose_commits_are_reported() {
     serve_says(&core, &["fsync is off", "synchronous_commit is off", "full_page_writes is off"]).await;
 }
 
+/// As after a move to an image with another libc or ICU.
+#[tokio::test]
+async fn a_collation_that_changed_below_the_database_is_reported() {
+    only_on!(OWN, "it starts its own servers");
+    let postgres = Postgres::start_with(&[("fsync", "on")]).await;
+    let Some(postgres) = available("doctor: PostgreSQL", postgres) else { return };
+    let create = "CREATE DATABASE sorted ENCODING 'UTF8' LOCALE 'C' LOCALE_PROVIDER icu ICU_LOCALE 'en-US' \
+                  TEMPLATE template0";
+    postgres.run("postgres", &[create]).await;
+    let url = postgres.url("sorted");
+    let core = CoreOptions::default().with("CLAIMGATE_DATABASE_URL", &url).start_in(directory()).await;
+    let examined = async || doctor(&core.data_dir(), &[("CLAIMGATE_DATABASE_URL", &url)]).await;
+    examined().await.breaks(&[]).warns(&[]);
+    let earlier = "UPDATE pg_database SET datcollversion = '1' WHERE datname = 'sorted'";
+    postgres.run("postgres", &[earlier]).await;
+    examined().await.breaks(&["database.collation"]);
+}
+
 #[tokio::test]
 async fn read_only_sql_and_too_few_connections_are_reported() {
     only_on!(OWN, "it starts its own servers");

@@ -22,6 +22,8 @@ pub const FEW_CONNECTIONS: &str = "database.connections";
 /// The consequence of a database that accepts no writes.
 const CONSEQUENCE: &str = "admins' changes get 503, and so do claims once the outbox is full";
 
+const REBUILD: &str = "stop all cores, run REINDEX DATABASE, then ALTER DATABASE … REFRESH COLLATION VERSION";
+
 /// Settings that the guarantees need, and the consequence of each being `off`.
 const SETTINGS: [(&str, &str, &str); 3] = [
     ("database.fsync", "fsync", "a crash of its machine may destroy the whole database"),
@@ -102,6 +104,9 @@ async fn postgres(url: &str) -> Result<Vec<Finding>, SqlError> {
     found.extend(too_few_connections(&mut sql).await?);
     if let Some(problem) = sql.encoding_problem().await? {
         found.push(Finding::breaks("database.encoding", problem, "core does not start with this database"));
+    }
+    if let Some(problem) = sql.collation_problem().await? {
+        found.push(Finding::breaks("database.collation", problem, REBUILD));
     }
     for (check, setting, otherwise) in SETTINGS {
         if sql.setting(setting).await? == "off" {

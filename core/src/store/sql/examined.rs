@@ -4,7 +4,7 @@ use sqlx::{AnyConnection, Connection as _, Row as _};
 
 use super::limits::{self, LowConnectionLimit};
 use super::server::{self, Writable};
-use super::{SqlError, encoding, pooler, statements};
+use super::{SqlError, collation, encoding, pooler, statements};
 
 /// A connection for checks, which works even if no core serves the database.
 #[derive(Debug)]
@@ -55,6 +55,11 @@ impl ExaminedDatabase {
     /// Returns what is wrong with the encoding of a PostgreSQL database.
     pub(crate) async fn encoding_problem(&mut self) -> Result<Option<String>, SqlError> {
         Ok(encoding::problem(&mut self.0).await?)
+    }
+
+    /// Returns what is wrong with the collation of a PostgreSQL database.
+    pub(crate) async fn collation_problem(&mut self) -> Result<Option<String>, SqlError> {
+        Ok(collation::problem(&mut self.0).await?)
     }
 
     /// Returns a setting of PostgreSQL.

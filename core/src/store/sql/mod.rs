@@ -27,6 +27,7 @@ mod campaigns;
 mod changes;
 mod claims;
 mod codes;
+mod collation;
 mod cores;
 mod encoding;
 pub(crate) mod examined;
