@@ -75,6 +75,15 @@ impl Postgres {
         self.url(name)
     }
 
+    /// Creates an empty database that sorts texts by an ICU locale, such as `en-US`; returns its URL.
+    pub async fn database_sorted(&self, name: &str, locale: &str) -> String {
+        let create = format!(
+            "CREATE DATABASE {name} ENCODING 'UTF8' LOCALE 'C' LOCALE_PROVIDER icu ICU_LOCALE '{locale}' TEMPLATE template0"
+        );
+        self.run("postgres", &[&create]).await;
+        self.url(name)
+    }
+
     /// Returns the URL of the database `name`.
     pub fn url(&self, name: &str) -> String {
         format!("postgres://{OWNER}@localhost:{}/{name}?host={}", self.port, self.directory.path().display())

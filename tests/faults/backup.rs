@@ -226,7 +226,11 @@ async fn a_restored_postgres_backup_has_all_its_claims() {
     let port = address.port().to_string();
     let server = RedisServer::start_with(&[("bind", &address.ip().to_string()), ("port", &port)], &[]).await;
     let redis = format!("redis://{address}");
-    let urls = [postgres.database("claimgate").await, postgres.database("restored").await];
+    // The second sorts texts in another order.
+    let urls = [
+        postgres.database_sorted("claimgate", "en-US").await,
+        postgres.database_sorted("restored", "en-US-u-kf-upper").await,
+    ];
     let [options, restored] = urls.each_ref().map(|url| {
         CoreOptions::default().with("CLAIMGATE_REDIS_URL", &redis).with("CLAIMGATE_DATABASE_URL", url)
     });

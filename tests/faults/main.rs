@@ -11,6 +11,7 @@ mod backup;
 mod cluster;
 mod code_storm;
 mod codes;
+mod collation;
 mod conversion;
 mod cores;
 mod delayed;

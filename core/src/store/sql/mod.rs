@@ -229,6 +229,9 @@ impl SqlStore {
         timeout(MIGRATE_MAX, migrations::migrator().run_direct(None, &mut migrating, false))
             .await
             .map_err(|_| SqlError::MigrateTimeout)??;
+        if !self.is_sqlite() {
+            compare_by_bytes(&mut migrating).await?;
+        }
         migrating.close().await?;
         // Open the first connection here, so that the first caller does not have to wait.
         sqlx::query("SELECT 1").execute(&mut self.pool.within(limit).lease().await?).await?;
@@ -271,6 +274,19 @@ impl SqlStore {
     /// Waits up to 5 s for statements in flight, then closes all connections.
     pub async fn close(&self) {
         tokio::join!(self.pool.close(CLOSE_MAX), self.heartbeats.stop());
+    }
+}
+
+/// Gives all ids the collation C. Core serves even if that fails, because its role does not own the tables or rows are
+/// stored twice.
+async fn compare_by_bytes(connection: &mut AnyConnection) -> Result<(), SqlError> {
+    let converted = timeout(MIGRATE_MAX, collation::compare_by_bytes(connection)).await;
+    match converted.map_err(|_| SqlError::MigrateTimeout)? {
+        Err(error) if !is_transient(&error) => {
+            tracing::error!(%error, "cannot give ids the collation C: another libc or ICU may change their order");
+            Ok(())
+        }
+        converted => Ok(converted?),
     }
 }
 

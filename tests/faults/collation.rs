@@ -1,0 +1,115 @@
+//! PostgreSQL sorts texts in another order than before: another libc or ICU is installed, or a dump is restored elsewhere.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde_json::json;
+use support::checker::{Checker, Expect};
+use support::core_client::campaign;
+use support::postgres::Postgres;
+use support::sql::{Campaigns, Claims, Sql};
+use support::{CoreOptions, Servers};
+
+use crate::fixture::{Fixture, ROOMY};
+use crate::tally::{Row, say};
+
+/// Changes the order to upper case first, without building the indexes again. PostgreSQL 17 has renamed the column.
+const REORDERED: &str = "DO $$ BEGIN \
+    UPDATE pg_database SET daticulocale = 'en-US-u-kf-upper' WHERE datname = 'sorted'; \
+    EXCEPTION WHEN undefined_column THEN \
+    UPDATE pg_database SET datlocale = 'en-US-u-kf-upper' WHERE datname = 'sorted'; END $$";
+
+/// Gives all texts in indexes the database's collation, as before this version.
+const AS_BEFORE: &str = "DO $$ DECLARE column_of RECORD; BEGIN \
+    FOR column_of IN SELECT DISTINCT attrelid::regclass AS of_table, attname FROM pg_attribute \
+        JOIN pg_index ON indrelid = attrelid AND attnum = ANY (indkey) \
+        WHERE atttypid = 'text'::regtype AND attrelid IN (SELECT oid FROM pg_class WHERE relnamespace = 'public'::regnamespace) \
+    LOOP EXECUTE format('ALTER TABLE %s ALTER %I TYPE TEXT COLLATE \"default\"', column_of.of_table, column_of.attname); \
+    END LOOP; END $$";
+const CLOSE_SESSIONS: &str = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+    WHERE datname = 'sorted' AND pid <> pg_backend_pid()";
+
+/// The number of texts in indexes that are not compared by bytes.
+const OTHERS: &str = "SELECT COUNT(*) FROM pg_index JOIN pg_class ON pg_class.oid = indrelid \
+    WHERE relnamespace = 'public'::regnamespace AND relname <> '_sqlx_migrations' \
+    AND EXISTS (SELECT FROM unnest(indcollation) AS used WHERE used NOT IN (0, 'pg_catalog.\"C\"'::regcollation))";
+
+async fn others(fixture: &Fixture) -> i64 {
+    let postgres = fixture.postgres.as_ref().expect("PostgreSQL");
+    sqlx::query_scalar(OTHERS).fetch_one(&postgres.pool("sorted")).await.expect("a count")
+}
+
+async fn fixture(postgres: Postgres) -> Fixture {
+    let url = postgres.database_sorted("sorted", "en-US").await;
+    let server = Servers::start().await;
+    let core = options(&url, &server).start().await;
+    let sql = Sql::open(&url);
+    Fixture { core, others: vec![], proxy: None, server: Some(server), postgres: Some(postgres), sql }
+}
+
+fn options(url: &str, server: &Servers) -> CoreOptions {
+    CoreOptions::default().with("CLAIMGATE_DATABASE_URL", url).with("CLAIMGATE_REDIS_URL", server.url())
+}
+
+/// Rows were no longer found in indexes of the previous order, and were stored twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_claim_is_lost_when_texts_are_sorted_differently() {
+    let row = Row::begin("PostgreSQL sorts texts in another order");
+    let Some(postgres) = row.needs(Postgres::start().await) else { return };
+    let mut fixture = fixture(postgres).await;
+    let mut held = campaign("demo", ROOMY.json());
+    held["hold_seconds"] = json!(3600);
+    fixture.core.create_with(held).await;
+    let checker = Checker::new("demo", ROOMY);
+    for number in 0..100 {
+        for user in ["user", "User", "uSER"] {
+            checker.claim(&fixture.core, &format!("{user}{number}"), "k").await;
+        }
+    }
+    fixture.relayed("demo").await;
+    fixture.core.stop().await;
+    row.fault();
+    fixture.postgres().run("postgres", &[REORDERED]).await;
+    fixture.core = fixture.core.restart().await;
+    for claim in checker.acknowledged() {
+        fixture.core.transition(&claim, "confirm").await.expect(200);
+    }
+    fixture.relayed("demo").await;
+    let stored = fixture.sql.claims("demo").await;
+    assert_eq!(stored.len(), 300);
+    fixture.judge(row, &checker, Expect::default()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ids_are_compared_by_bytes_after_a_conversion_under_load() {
+    let row = Row::begin("a database is converted while another core uses it");
+    let Some(postgres) = row.needs(Postgres::start().await) else { return };
+    let mut fixture = fixture(postgres).await;
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    fixture.sql.run(Campaigns { live: 1, ended: 0 }.insert()).await;
+    fixture.sql.run(Claims { campaign: "live1", count: 100_000 }.insert()).await;
+    fixture.postgres().run("sorted", &[AS_BEFORE]).await;
+    fixture.postgres().run("postgres", &[CLOSE_SESSIONS]).await;
+    assert!(others(&fixture).await > 10);
+    row.fault();
+    let is_over = AtomicBool::new(false);
+    let load = async {
+        let mut user = 0;
+        while !is_over.load(Ordering::Relaxed) {
+            checker.win(&fixture.core, user..user + 1).await;
+            user += 1;
+        }
+    };
+    let conversion = async {
+        let (postgres, server) = fixture.postgres.as_ref().zip(fixture.server.as_ref()).expect("servers");
+        let second = options(&postgres.url("sorted"), server).start().await;
+        is_over.store(true, Ordering::Relaxed);
+        second
+    };
+    let ((), second) = tokio::join!(load, conversion);
+    assert_eq!(others(&fixture).await, 0);
+    let log = second.log();
+    let converted = log.lines().find(|line| line.contains("compared by bytes"));
+    say(converted.expect("the time of the locks"));
+    fixture.others.push(second);
+    fixture.judge(row, &checker, Expect::default()).await;
+}
