@@ -4,27 +4,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, interval, timeout};
 
+use super::ticks_every;
 use crate::engine::Engine;
 use crate::engine::live::cores::ThisCore;
 use crate::engine::live::snapshot::Observer;
 
-/// The time limit for removing this core's row when it stops.
-const FORGET_MAX: Duration = Duration::from_secs(1);
 /// The time between two snapshots.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Publishes snapshots of `engine` as the core `this` until `stop` turns true, then removes this core's row
-/// from SQL.
+/// Publishes snapshots of `engine` as the core `this` until `stop` turns true.
 pub async fn publish(engine: Arc<Engine>, this: ThisCore, mut stop: watch::Receiver<bool>) {
     let all = async {
-        // Otherwise a previous run that was killed would be listed as silent for an hour.
-        let _ = engine.stores.sql.forget_runs(this.run.core()).await;
         let mut observer =
-            Observer::new(&engine.stores, &engine.registry, &engine.health, &engine.replicas, this.clone());
-        let mut ticks = interval(PERIOD);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            Observer::new(&engine.stores, &engine.registry, &engine.health, &engine.replicas, this);
+        let mut ticks = ticks_every(PERIOD);
         loop {
             engine.live.wait_for_subscriber().await;
             ticks.tick().await;
@@ -38,6 +32,4 @@ pub async fn publish(engine: Arc<Engine>, this: ThisCore, mut stop: watch::Recei
         () = all => {}
         _ = stop.wait_for(|stop| *stop) => {}
     }
-    // Otherwise this run would be listed as silent for an hour.
-    let _ = timeout(FORGET_MAX, engine.stores.sql.forget_core(this.run.id())).await;
 }

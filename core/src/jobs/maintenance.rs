@@ -15,10 +15,10 @@ use std::time::Duration;
 use claimgate_shared::{CampaignId, Timestamp};
 use tokio::sync::watch;
 use tokio::task::{self, JoinError, JoinSet};
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 
-use super::Backoff;
 use super::due_holds::DueHolds;
+use super::{Backoff, ticks_every};
 use crate::domain::counters::Generation;
 use crate::domain::not_ready::NotReadyReason;
 use crate::engine::campaign::handle::CampaignHandle;
@@ -189,8 +189,7 @@ impl Maintenance {
         let campaigns = Arc::clone(&self.recovery.registry);
         let notices = campaigns.notices();
         let redis = Arc::clone(&self.recovery.stores.redis);
-        let mut ticks = interval(TICK);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut ticks = ticks_every(TICK);
         let mut tick = 0;
         loop {
             for id in notices.maintenance.take() {

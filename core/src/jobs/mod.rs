@@ -6,6 +6,7 @@
 
 mod due_holds;
 mod group_commit;
+mod heartbeats;
 pub mod live;
 mod lost_rows;
 pub mod maintenance;
@@ -16,6 +17,15 @@ mod replicas;
 pub mod webhooks;
 
 use std::time::Duration;
+
+use tokio::time::{Interval, MissedTickBehavior, interval};
+
+/// Returns ticks that are `period` apart even after a late one. The first comes at once.
+fn ticks_every(period: Duration) -> Interval {
+    let mut ticks = interval(period);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
+}
 
 /// Exponential backoff: each consecutive failure doubles the delay before the next try.
 #[derive(Debug, Clone, Copy)]

@@ -6,16 +6,15 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::iter;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use claimgate_shared::CampaignId;
 use futures_util::{StreamExt as _, stream};
 use tokio::sync::watch;
-use tokio::time::{Instant, Interval, MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, timeout};
 
-use super::{lost_rows, replicas};
+use super::{heartbeats, lost_rows, replicas, ticks_every};
 use crate::domain::campaign::Campaign;
 use crate::domain::counters::ChangeNumber;
 use crate::domain::store_fault::StoreFault;
@@ -29,12 +28,6 @@ use crate::store::sql::SqlError;
 const REFRESH: Duration = Duration::from_secs(1);
 /// The time limit of a probe of Redis.
 const PROBE_MAX: Duration = Duration::from_secs(2);
-/// The time limit of a heartbeat in SQL. A heartbeat normally ends earlier by its own limit, unless SQLite's
-/// disk hangs.
-const HEARTBEAT_MAX: Duration = Duration::from_secs(3);
-/// Additional time for an unanswered heartbeat until the next heartbeat is sent, so that heartbeats do not
-/// pile up.
-const HEARTBEAT_STUCK_MAX: Duration = Duration::from_secs(10);
 /// The time limit of a call to the database.
 const SQL_MAX: Duration = Duration::from_secs(5);
 /// The time limit for applying one campaign's rules.
@@ -90,7 +83,7 @@ impl DueRules {
 
 impl Refresher {
     /// Creates a refresher of the campaigns of `engine`. It also runs the periodic upkeep of `metrics`, and
-    /// records in SQL that the core `this` serves.
+    /// lists the core `this` in SQL.
     pub fn new(engine: Arc<Engine>, metrics: PrometheusHandle, this: ThisCore) -> Self {
         Self { engine, metrics, this, read_up_to: None, round: String::new(), due_rules: DueRules::default() }
     }
@@ -99,10 +92,10 @@ impl Refresher {
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
         let (engine, metrics, this) = (Arc::clone(&self.engine), self.metrics.clone(), self.this.clone());
         let (sql_returns, sql_returned) = watch::channel(0);
+        let listed = heartbeats::send(&engine, &this, &sql_returns, stop.clone());
         let all = async {
             tokio::join!(
                 watch_redis(&engine, &metrics),
-                watch_sql(&engine, &this, &sql_returns),
                 lost_rows::detect(&engine, sql_returned),
                 follow_database(&mut self),
                 drop_idle(&engine),
@@ -112,10 +105,13 @@ impl Refresher {
                 engine.stores.redis.follow_failovers()
             );
         };
-        tokio::select! {
-            () = all => {}
-            _ = stop.wait_for(|stop| *stop) => {}
-        }
+        let all = async {
+            tokio::select! {
+                () = all => {}
+                _ = stop.wait_for(|stop| *stop) => {}
+            }
+        };
+        tokio::join!(all, listed);
     }
 
     /// Reads every campaign that has changed since the last refresh, and some other campaigns. Then applies
@@ -284,33 +280,6 @@ async fn watch_redis(engine: &Engine, metrics: &PrometheusHandle) {
     }
 }
 
-/// Records in SQL that the core `this` serves. Increments `returns` each time SQL works again after a
-/// failure, or its server has restarted.
-async fn watch_sql(engine: &Engine, this: &ThisCore, returns: &watch::Sender<u64>) {
-    let mut ticks = ticks_every(REFRESH);
-    let mut run = None;
-    loop {
-        ticks.tick().await;
-        let row = this.row();
-        let mut heartbeat = pin!(engine.stores.sql.heartbeat(&row));
-        let silent = StoreFault::silent(HEARTBEAT_MAX.as_secs());
-        let mut answer = timeout(HEARTBEAT_MAX, &mut heartbeat).await;
-        if answer.is_err() {
-            engine.health.sql.record("sql", Err(silent.clone()));
-            run = None;
-            answer = timeout(HEARTBEAT_STUCK_MAX, heartbeat).await;
-        }
-        let answer = answer.unwrap_or(Err(silent));
-        // In the meantime, the server may have been replaced by a copy that lacks the last commits.
-        let answered = answer.as_ref().ok().copied();
-        if answered.is_some() && answered != run {
-            returns.send_modify(|returns| *returns += 1);
-        }
-        run = answered;
-        engine.health.sql.record("sql", answer.map(drop));
-    }
-}
-
 /// Drops the keys of evicted campaigns that an unfinished eviction left in Redis.
 async fn drop_evicted(engine: &Engine) {
     let mut ticks = ticks_every(DROP);
@@ -346,12 +315,6 @@ async fn drop_idle(engine: &Engine) {
         }
         engine.registry.forget_evicted();
     }
-}
-
-fn ticks_every(period: Duration) -> Interval {
-    let mut ticks = interval(period);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    ticks
 }
 
 /// Awaits a call to SQL for at most [`SQL_MAX`].

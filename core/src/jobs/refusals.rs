@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::timeout;
 
+use super::ticks_every;
 use crate::engine::Engine;
 use crate::engine::demand::RefusalWriter;
 use crate::engine::live::cores::CoreRun;
@@ -22,10 +23,8 @@ const LAST_MAX: Duration = Duration::from_secs(1);
 pub async fn write(engine: Arc<Engine>, run: CoreRun, mut stop: watch::Receiver<bool>) {
     let writer = RefusalWriter::new(&engine.refusals, &engine.registry, &engine.stores.sql, run.id());
     let Some(mut writer) = writer else { return };
-    let mut ticks = interval(PERIOD);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut removals = interval(REMOVE_PERIOD);
-    removals.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut ticks = ticks_every(PERIOD);
+    let mut removals = ticks_every(REMOVE_PERIOD);
     loop {
         let event = tokio::select! {
             () = writer.wait() => Event::Received,

@@ -17,7 +17,7 @@ use support::rng::Rng;
 use support::storm::claim_attempts;
 use support::topology::Topology;
 use support::wait::{holds, until_status};
-use support::{Core, CoreOptions, SOON, eventually, only_on, times};
+use support::{Core, CoreOptions, SOON, Sql, eventually, only_on, times};
 
 use super::{LiveStream, OPERATOR, VIEWER, campaign, denials, with_roles};
 use crate::on_postgres::on_postgres;
@@ -262,6 +262,32 @@ async fn all_other_data_is_reported_while_sql_is_down() {
         snapshot["sql"]["state"] == "up" && snapshot["audit"].is_array() && snapshot["outbox"]["events"] == 0
     };
     stream.until("SQL back and the outbox empty", back).await;
+}
+
+/// Core stops while it has a heartbeat under way, and before it has removed the row of the run that was killed: each used
+/// to be listed as silent for an hour.
+#[tokio::test]
+async fn a_stopped_core_is_listed_no_longer_over_a_slow_link() {
+    let postgres = Postgres::start().await;
+    let Some(postgres) = available("a slow link to PostgreSQL", postgres) else { return };
+    let direct = Sql::open(&postgres.database("claimgate").await);
+    let link = FaultProxy::start(postgres.socket()).await;
+    let url = Postgres::url_at(link.address(), "claimgate");
+    let mut core = CoreOptions::default().with("CLAIMGATE_DATABASE_URL", url).start().await;
+    let listed = async || direct.number("SELECT COUNT(*) FROM cores WHERE id <> $1", "").await;
+    eventually(SOON, || async { holds(listed().await == 1, || "the core is not listed".to_owned()) }).await;
+    link.slow(SLOW_LINK_MAX / 4, Rng::seeded("stopped cores"));
+    let mut removed = 0;
+    for round in 1..=4 {
+        core.kill();
+        core = core.restart().await;
+        core.stop().await;
+        let gave_up = core.log().matches("remains listed").count();
+        removed += usize::from(listed().await == 0);
+        assert!(removed + gave_up >= round, "{}", core.log());
+        core = core.restart().await;
+    }
+    assert!(removed > 0);
 }
 
 /// Over such a link, it takes longer to open a connection than a call may take, and longer to read the changes than a
