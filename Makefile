@@ -48,31 +48,9 @@ lab: ## compare all known methods against overselling, within 8 minutes; OPTIONS
 	@cargo build --release -p claimgate-lab
 	@exec cargo run --quiet --release -p claimgate-lab -- $(OPTIONS)
 
-soak: export CLAIMGATE_BIN = $(CURDIR)/target/release/claimgate
-soak: ## run the long tests (hours): those of tests/soak.txt, model, storms of claims and of a million codes, 1,000 failovers, promotions, slow connections, 10,000 idle campaigns, 100,000 refusals, slot moves, mixed versions, installed packages, all interleavings, all topologies, all mutants, and openapi.json against core, edge and generated clients; SEED=, OPERATIONS=, ROUNDS=, LIVE=, ENDED=
+soak: ## run the long tests (hours), in parts; OPTIONS="failovers storm" runs parts, OPTIONS=--list lists them; SEED=, OPERATIONS=, ROUNDS= and others set their length (scripts/soak.sh)
 	@$(SETUP) --soak
-	@cargo build --release --bin claimgate
-	@scripts/test.sh soak
-	@EXAMPLES=$${EXAMPLES:-100} cargo test -p claimgate-tests --test e2e conforms_to_the_document -- --nocapture
-	@tests/clients.sh
-	@REFUSALS=$${REFUSALS:-100000} cargo test -p claimgate-tests --test e2e storm_of_refusals -- --nocapture
-	@OPERATIONS=$${OPERATIONS:-1000000} cargo test -p claimgate-tests --test model -- --nocapture
-	@ROUNDS=$${ROUNDS:-20} CODES=$${CODES:-1000000} cargo test -p claimgate-tests --test faults storm -- --nocapture
-	@for server in redis valkey; do export CLAIMGATE_TEST_SERVER=$$server; \
-		ROUNDS=$${ROUNDS:-50} cargo test -p claimgate-tests --test faults failovers -- --nocapture; \
-		MOVES=$${MOVES:-40} cargo test -p claimgate-tests --test faults when_a_slot_moves -- --nocapture; \
-		CLAIMS=$${CLAIMS:-1000000} CAMPAIGNS=$${CAMPAIGNS:-10000} \
-			cargo test -p claimgate-tests --test faults promotion -- --nocapture; \
-	done
-	@CAMPAIGNS=$${CAMPAIGNS:-500} cargo test -p claimgate-tests --test faults delayed -- --nocapture
-	@tests/previous.sh
-	@$(MAKE) package
-	@tests/packages.sh
-	@LIVE=$${LIVE:-10000} ENDED=$${ENDED:-1000000} REST_S=$${REST_S:-60} \
-		cargo test -p claimgate-tests --test faults at_rest -- --nocapture
-	@INTERLEAVINGS_ALL=1 cargo test -p claimgate-tests --test interleavings -- --nocapture
-	@scripts/topologies.sh all
-	@tests/mutants/run.sh
+	@exec scripts/soak.sh $(OPTIONS)
 
 package: ## build Debian packages and images of core and edge, with a bill of materials, into target/package; needs Debian
 	@$(SETUP) --package

@@ -1,0 +1,139 @@
+#!/usr/bin/env bash
+# `make soak`: the long tests, one part after the other. Each part ends with one line: green or RED, its seed and minutes.
+#
+#   scripts/soak.sh              all parts (hours)
+#   scripts/soak.sh PART…        some parts
+#   scripts/soak.sh --list       the parts, and the files to which each belongs
+#   scripts/soak.sh --for BASE   the parts that belong to what has changed since the commit BASE
+#   scripts/soak.sh --age        when each part was last green
+#
+# SEED repeats a run; ROUNDS, OPERATIONS and others (see run below) change a part's length. A green part of a commit is
+# recorded in tests/soak-record.txt, unless its length was changed; the record is committed next.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. scripts/tools.sh
+
+logs=target/soak-logs
+record=tests/soak-record.txt
+
+# The parts, the longest last: a name, and a pattern of the paths that belong to it.
+parts() {
+    sed 's/^ *//' <<'TABLE'
+    left-out        ^tests/(soak.txt|faults|e2e)
+    document        ^(openapi.json|core/src/http/|edge/src/|shared/src/|tests/schemathesis)
+    clients         ^(openapi.json|tests/clients.sh)
+    refusals        ^(core/src/engine/demand/|core/src/jobs/refusals|edge/src/refusals)
+    delayed         ^(core/src/jobs/|core/src/store/redis/|lua/)
+    storm           ^(core/src/engine/|core/src/jobs/|core/src/store/|lua/)
+    slots           ^(core/src/store/redis/|lua/)
+    previous        ^(core/migrations/|core/src/store/|core/src/http/|lua/|shared/src/)
+    packages        ^(packaging/|scripts/(package|debian|image).sh)
+    failovers       ^(core/src/store/redis/|core/src/engine/lifecycle/|lua/)
+    promotion       ^(core/src/engine/lifecycle/|core/src/store/|lua/)
+    at-rest         ^(core/src/jobs/|core/src/engine/campaign/|core/src/store/redis/survey)
+    model           ^(core/src/engine/|core/src/domain/|core/src/store/|lua/)
+    interleavings   ^(core/src/engine/|core/src/jobs/|core/src/store/|lua/)
+    topologies      ^(core/src/store/redis/|test-support/)
+    mutants         ^(tests/mutants/|core/src/engine/|core/src/store/|lua/|edge/src/)
+TABLE
+}
+
+names() { parts | awk '{ print $1 }'; }
+
+# tests BINARY FILTER…: with the features of the whole workspace, or all would be compiled again.
+tests() {
+    local binary=$1
+    shift
+    cargo test --workspace --test "$binary" -- --nocapture "$@"
+}
+
+on_both_servers() {
+    local server red=0
+    for server in redis valkey; do CLAIMGATE_TEST_SERVER=$server "$@" || red=1; done
+    return $red
+}
+
+run() {
+    case $1 in
+    left-out) scripts/test.sh soak ;;
+    document) EXAMPLES=${EXAMPLES:-100} tests e2e conforms_to_the_document ;;
+    clients) tests/clients.sh ;;
+    refusals) REFUSALS=${REFUSALS:-100000} tests e2e storm_of_refusals ;;
+    delayed) CAMPAIGNS=${CAMPAIGNS:-500} tests faults delayed ;;
+    storm) ROUNDS=${ROUNDS:-20} CODES=${CODES:-1000000} tests faults storm ;;
+    slots) MOVES=${MOVES:-40} on_both_servers tests faults when_a_slot_moves ;;
+    previous) tests/previous.sh ;;
+    packages) SKIP_SETUP=1 make package && tests/packages.sh ;;
+    failovers) ROUNDS=${ROUNDS:-50} on_both_servers tests faults failovers ;;
+    promotion) CLAIMS=${CLAIMS:-1000000} CAMPAIGNS=${CAMPAIGNS:-10000} on_both_servers tests faults promotion ;;
+    at-rest) LIVE=${LIVE:-10000} ENDED=${ENDED:-1000000} REST_S=${REST_S:-60} tests faults at_rest ;;
+    model) OPERATIONS=${OPERATIONS:-1000000} tests model ;;
+    interleavings) INTERLEAVINGS_ALL=1 tests interleavings ;;
+    topologies) scripts/topologies.sh all ;;
+    mutants) tests/mutants/run.sh ;;
+    *) return 2 ;;
+    esac
+}
+
+# The date and commit of a part's last green run, or nothing.
+last_green() { awk -v part="$1" '$1 == part { print $2, $3 }' $record; }
+
+age() {
+    local name date commit
+    for name in $(names); do
+        read -r date commit <<<"$(last_green "$name")" || true
+        if [ -n "$date" ]; then
+            printf 'soak %-14s green %3d days ago, at %s\n' "$name" $((($(date +%s) - $(date -d "$date" +%s)) / 86400)) "$commit"
+        else
+            printf 'soak %-14s not recorded\n' "$name"
+        fi
+    done
+}
+
+for_base() {
+    local name pattern changed
+    changed=$(git diff --name-only "$1" --)
+    while read -r name pattern; do
+        if grep -qE "$pattern" <<<"$changed"; then echo "$name"; fi
+    done < <(parts)
+}
+
+# Whether a green part says anything about HEAD.
+is_worth_recording() {
+    local length
+    for length in EXAMPLES REFUSALS CAMPAIGNS ROUNDS CODES MOVES CLAIMS LIVE ENDED REST_S OPERATIONS; do
+        if [ -n "${!length:-}" ]; then return 1; fi
+    done
+    git diff --quiet HEAD -- . ":!$record"
+}
+
+write_record() {
+    { awk -v part="$1" '/^#/ || $1 != part' $record; echo "$1 $(date -u +%F) $(git rev-parse --short=12 HEAD)"; } >$record.new
+    mv $record.new $record
+}
+
+case ${1:-} in
+--list) parts && exit ;;
+--age) age && exit ;;
+--for) for_base "${2:?--for BASE}" && exit ;;
+esac
+
+mapfile -t chosen < <(if [ $# -gt 0 ]; then printf '%s\n' "$@"; else names; fi)
+for name in "${chosen[@]}"; do
+    names | grep -qxF -- "$name" || { sed -n '2,/^set/{/^#/p}' "$0" >&2; exit 2; }
+done
+export CLAIMGATE_BIN=$PWD/target/release/claimgate
+cargo build --release --bin claimgate
+export SEED=${SEED:-$(date +%s)}
+mkdir -p $logs
+: >$logs/results
+red=0
+for name in "${chosen[@]}"; do
+    started=$SECONDS verdict=green
+    run "$name" > >(tee "$logs/$name.log") 2>&1 </dev/null || { verdict=RED red=1; }
+    printf 'soak %-14s %s, SEED=%s, %d min\n' "$name" $verdict "$SEED" $(((SECONDS - started + 59) / 60)) | tee -a $logs/results
+    if [ $verdict = green ] && is_worth_recording; then write_record "$name"; fi
+done
+printf '\n'
+cat $logs/results
+exit $red
