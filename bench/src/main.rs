@@ -113,6 +113,7 @@ fn after_help() -> String {
 }
 
 fn main() -> ExitCode {
+    support::stalls::ignore();
     let cli = Cli::parse();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,

@@ -44,6 +44,7 @@ pub mod servers;
 pub mod signing;
 pub mod small_disk;
 pub mod sql;
+pub mod stalls;
 pub mod stand_in;
 pub mod storm;
 pub mod times;

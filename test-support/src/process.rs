@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 pub use rustix::process::Signal;
 use rustix::process::{Pid, kill_process, kill_process_group};
 
+use crate::stalls;
+
 type Order = (Command, mpsc::Sender<std::io::Result<Child>>);
 
 /// The thread that starts all child processes. The kernel ends a child when the *thread* that started it ends
@@ -62,6 +64,7 @@ pub fn command(program: &Path) -> Command {
 impl Process {
     /// Starts `command`, which must come from [`command`].
     pub fn start(command: Command) -> Self {
+        stalls::watch();
         let (reply, child) = mpsc::channel();
         let name = format!("{command:?}");
         STARTER.lock().expect("the starter").send((command, reply)).expect("the starter runs");

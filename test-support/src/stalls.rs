@@ -1,0 +1,97 @@
+//! Watches for moments at which the machine stood still, so that a failed test names those of its time.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::panic;
+use std::sync::{Mutex, Once};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const PAUSE: Duration = Duration::from_millis(10);
+/// Delays from this on are recorded. Core gives Redis 1 s.
+const LATE: Duration = Duration::from_millis(150);
+/// Only this many are kept and printed.
+const KEPT: usize = 20;
+
+/// A moment at which the processors or the disk took much longer than usual.
+#[derive(Debug, Clone, Copy)]
+struct Stall {
+    what: &'static str,
+    ended: Instant,
+    lasted: Duration,
+}
+
+static WATCHING: Once = Once::new();
+static STALLS: Mutex<Vec<Stall>> = Mutex::new(vec![]);
+
+/// Keeps a benchmark from being watched, since each sync delays those of the servers.
+pub fn ignore() {
+    WATCHING.call_once(|| {});
+}
+
+/// Starts to watch, once in a process: how late a thread is woken, and how long a sync takes on the disk of the servers'
+/// data. From then on, each panic prints the latest stalls.
+pub fn watch() {
+    WATCHING.call_once(|| {
+        let print_panic = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            print_panic(info);
+            eprintln!("{}", latest());
+        }));
+        thread::spawn(|| {
+            let file = tempfile::tempfile().expect("a file on the disk of the servers' data");
+            loop {
+                measure("the processors", PAUSE, || thread::sleep(PAUSE));
+                measure("the disk", Duration::ZERO, || sync(&file));
+            }
+        });
+    });
+}
+
+/// Records that `work` took much longer than `usual`.
+fn measure(what: &'static str, usual: Duration, work: impl FnOnce()) {
+    let began = Instant::now();
+    work();
+    let ended = Instant::now();
+    let lasted = ended.duration_since(began).saturating_sub(usual);
+    if lasted < LATE {
+        return;
+    }
+    let mut stalls = STALLS.lock().expect("the stalls");
+    if stalls.len() == KEPT {
+        stalls.remove(0);
+    }
+    stalls.push(Stall { what, ended, lasted });
+}
+
+fn sync(file: &File) {
+    // A full disk is the business of the test that fills it.
+    let _ = file.write_all_at(b"stall?", 0).and_then(|()| file.sync_data());
+}
+
+/// Returns a line for each of the latest stalls.
+fn latest() -> String {
+    let stalls = STALLS.lock().map(|stalls| stalls.clone()).unwrap_or_default();
+    if stalls.is_empty() {
+        return "the machine never stood still before that".to_owned();
+    }
+    let line = |Stall { what, ended, lasted }: &Stall| {
+        format!("{what} stood still for {lasted:.1?}, until {:.1?} before that", ended.elapsed())
+    };
+    stalls.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SOON;
+
+    #[test]
+    fn only_late_work_is_printed() {
+        measure("what is in time", SOON, || thread::sleep(PAUSE));
+        measure("what is late", PAUSE, || thread::sleep(LATE + 2 * PAUSE));
+        let printed = latest();
+        assert!(printed.contains("what is late stood still for"), "{printed}");
+        assert!(!printed.contains("what is in time"), "{printed}");
+    }
+}
