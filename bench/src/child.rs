@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use anyhow::Context as _;
 use support::process::{Process, command, free_address};
-use support::wait::{SOON, eventually};
+use support::{SOON, eventually};
 use tokio::net::TcpStream;
 
 /// A running server; dropping it kills it.

@@ -27,7 +27,7 @@ use crate::{SOON, eventually};
 const BROWSERS_MAX: usize = 2;
 
 /// Time limit of one command. Opening a browser or a page has taken 30 s on a busy machine.
-const COMMAND_MAX: Duration = Duration::from_secs(180);
+const COMMAND_MAX: Duration = SOON;
 
 /// Chromium without a window; the full Chromium takes four times its CPU time to start.
 const CHROMIUM: &str = "chromium-headless-shell";
@@ -189,7 +189,7 @@ impl Browser {
     /// Waits until the expression is `wanted`.
     pub async fn until(&self, expression: &str, wanted: impl Into<Value>) {
         let wanted = wanted.into();
-        eventually(Duration::from_secs(40), || async {
+        eventually(SOON, || async {
             let value = self.eval(expression).await;
             let mismatch = || format!("{expression} is {value}, not {wanted}");
             holds(value == wanted, mismatch)

@@ -15,14 +15,11 @@ use serde_json::Value;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
-/// Longer than any answer of core may take.
-const WAIT: Duration = Duration::from_secs(30);
+use crate::SOON;
 
 /// Core closes a connection that sends no request head for 5 s. A closing connection must not be reused, even
 /// if this process was delayed.
 const IDLE_MAX: Duration = Duration::from_secs(1);
-
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The pause before a retry if the answer has no `Retry-After`.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -43,7 +40,7 @@ pub struct Client {
 
 /// Creates a separate client, so that no test waits for another test's connections.
 pub fn client() -> Client {
-    client_waiting(WAIT)
+    client_waiting(SOON)
 }
 
 /// Creates a client for a server whose answers may take up to `longest`.
@@ -149,7 +146,7 @@ impl Client {
     }
 
     pub(crate) fn repetition(&self) -> Repetition {
-        let until = Instant::now() + if self.repeats { PATIENCE } else { Duration::ZERO };
+        let until = Instant::now() + if self.repeats { SOON } else { Duration::ZERO };
         Repetition { until, count: 0 }
     }
 

@@ -5,10 +5,11 @@ use std::path::PathBuf;
 
 use futures_util::future::join_all;
 
+use crate::limits::SOON;
 use crate::network::{Network, Port};
 use crate::process::free_address;
 use crate::redis_server::Kind;
-use crate::wait::{SOON, eventually, holds};
+use crate::wait::{eventually, holds};
 use crate::{RedisServer, RedisView};
 
 /// Number of primaries at the start; each has one replica.
@@ -123,7 +124,7 @@ impl ClusterSet {
 
     /// Waits until node `observer` reports a primary of `campaign` other than node `before`; returns its index.
     pub async fn promoted_after(&self, campaign: &str, before: usize, observer: usize) -> usize {
-        eventually(2 * SOON, || async {
+        eventually(SOON, || async {
             let now = self.primary_of(campaign, observer).await;
             holds(now != before, || format!("node {before} is still the primary")).map(|()| now)
         })
@@ -134,7 +135,7 @@ impl ClusterSet {
     pub async fn settled(&self) {
         for at in 0..self.nodes.len() {
             let view = self.view(at).await;
-            eventually(2 * SOON, || async {
+            eventually(SOON, || async {
                 let info: String = view.query(&["CLUSTER", "INFO"]).await;
                 let known = format!("cluster_known_nodes:{}", self.nodes.len());
                 let whole = info.contains("cluster_state:ok") && info.contains("cluster_slots_ok:16384");

@@ -15,10 +15,11 @@ use tempfile::TempDir;
 
 use crate::client::client;
 use crate::core_client::{API_TOKEN, CoreClient, campaign};
+use crate::limits::SOON;
 use crate::process::{self, Process, Signal, command, free_address};
 use crate::redis_server::Kind;
 use crate::topology::Topology;
-use crate::wait::{SOON, eventually, holds};
+use crate::wait::{eventually, holds};
 use crate::{RedisView, Reply, Servers, Sql, binary};
 
 /// Options of a core; by default the core runs without any configuration.
@@ -210,7 +211,7 @@ impl Core {
 
     /// Waits until `/readyz` answers 200; core waits up to 30 s for a replaced Redis.
     pub async fn ready(&self) {
-        eventually(2 * SOON, || async {
+        eventually(SOON, || async {
             match self.client().once().try_get(&self.admin_url("/readyz"), "").await {
                 Ok(reply) if reply.status == 200 => Ok(()),
                 Ok(reply) => Err(format!("/readyz answers {}: {}", reply.status, reply.text())),

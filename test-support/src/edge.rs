@@ -19,10 +19,7 @@ use crate::client::{Client, Reply, client};
 use crate::lossy_proxy::LossyProxy;
 use crate::process::{Signal, children_of, free_address};
 use crate::topology::from_variable;
-use crate::{Core, eventually, times};
-
-/// Time limit for the start: wrangler takes seconds, but longer on a busy machine.
-pub const EDGE_READY: Duration = Duration::from_secs(120);
+use crate::{Core, SOON, eventually, times};
 
 /// The runtime for calls of shared worlds, which outlive the tests that use them.
 pub static EXECUTOR: LazyLock<tokio::runtime::Runtime> =
@@ -166,7 +163,7 @@ impl Edge {
         let command = runtime.command(&files, environment, &all);
         let process = ProcessGroup::start(&command, &log, &files.directory.join("state"));
         let (client, url) = (client(), format!("http://{listen}/livez"));
-        eventually(EDGE_READY, || async {
+        eventually(SOON, || async {
             match client.try_get(&url, "").await {
                 Ok(reply) if reply.status == 200 => Ok(()),
                 other => Err(format!("{other:?}\n{}", fs::read_to_string(&log).unwrap_or_default())),
@@ -374,7 +371,7 @@ impl World {
 
     /// Waits until the edge shows the campaign in `state`.
     pub async fn until_edge_shows(&self, campaign: &str, state: &str) {
-        eventually(crate::SOON, || async {
+        eventually(SOON, || async {
             let seen = self.view(campaign).await.expect(200).json();
             crate::wait::holds(seen["state"] == state, || format!("{campaign} is {}", seen["state"]))
         })

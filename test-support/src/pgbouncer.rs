@@ -8,9 +8,10 @@ use std::process::Stdio;
 use tempfile::TempDir;
 use tokio::net::TcpStream;
 
+use crate::limits::SOON;
 use crate::postgres::{self, Postgres};
 use crate::process::{Process, free_address};
-use crate::wait::{SOON, eventually};
+use crate::wait::eventually;
 
 /// The path in Debian's package.
 const PROGRAM: &str = "/usr/sbin/pgbouncer";

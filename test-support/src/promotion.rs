@@ -13,10 +13,11 @@ use crate::core_client::API_TOKEN;
 use crate::core_client::claim_body;
 use crate::core_process::Core;
 use crate::inspect::key;
+use crate::limits::SOON;
 use crate::process::{Signal, signal_pid};
 use crate::sentinel::SentinelSet;
 use crate::sql::{Claims, Sql};
-use crate::wait::{SOON, eventually, holds};
+use crate::wait::{eventually, holds};
 
 /// Number of callers that retry until their claim is granted.
 pub const CALLERS: usize = 8;
@@ -25,7 +26,7 @@ const POLL: Duration = Duration::from_millis(5);
 
 /// Waits until the set of the core's only primary has this number of members.
 pub async fn has_members(core: &Core, members: usize) {
-    eventually(2 * SOON, || async {
+    eventually(SOON, || async {
         let now = core.admin_get("/admin/v1/replication").await.expect(200).json();
         let set = &now["primaries"][0]["set"];
         let counted = |name: &str| set[name].as_array().map_or(0, Vec::len);

@@ -9,8 +9,8 @@ use tokio::time::timeout;
 
 use crate::core_client::API_TOKEN;
 
-/// The longest that a server may keep a connection that sends nothing useful.
-pub const WAIT_MAX: Duration = Duration::from_secs(20);
+/// Less than the 100 s after which core closes an idle connection, far more than anything else takes.
+const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// A connection that can send arbitrary bytes.
 #[derive(Debug)]

@@ -8,8 +8,9 @@ use tempfile::TempDir;
 
 use crate::RedisView;
 use crate::clock::Clock;
+use crate::limits::SOON;
 use crate::process::{Process, command};
-use crate::wait::{SOON, eventually};
+use crate::wait::eventually;
 
 /// The kind of server.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -13,10 +13,11 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::certificates::Certificates;
+use crate::limits::SOON;
 use crate::network::{Network, Port};
 use crate::process::{Process, Signal, command, free_address};
 use crate::redis_server::Kind;
-use crate::wait::{SOON, eventually, holds};
+use crate::wait::{eventually, holds};
 use crate::{RedisServer, RedisView};
 
 /// The name of the monitored service.
@@ -283,7 +284,7 @@ impl SentinelSet {
         let (sentinel, before) = (&self.sentinels[0], self.named_by(&self.sentinels[0]).await);
         let view = sentinel.view().await;
         // A sentinel aborts a failover whose replica takes too long; the request is then repeated.
-        eventually(2 * SOON, || async {
+        eventually(SOON, || async {
             let monitored = sentinel.monitored().await;
             let is_done = self.index_in(&monitored) != before;
             if !is_done && !monitored["flags"].contains("failover_in_progress") {
@@ -298,7 +299,7 @@ impl SentinelSet {
     /// Waits until all sentinels name the same server other than `before`, and that server is a primary;
     /// returns its index.
     pub async fn promoted_after(&self, before: usize) -> usize {
-        eventually(2 * SOON, || async {
+        eventually(SOON, || async {
             let named = join_all(self.sentinels.iter().map(|sentinel| self.named_by(sentinel))).await;
             let now = named[0];
             holds(now != before && named.iter().all(|named| *named == now), || {
@@ -313,7 +314,7 @@ impl SentinelSet {
     /// Waits until each sentinel reports the other sentinels and two replicas that follow.
     pub async fn settled(&self) {
         for sentinel in &self.sentinels {
-            eventually(2 * SOON, || async {
+            eventually(SOON, || async {
                 let monitored = sentinel.monitored().await;
                 let known = (monitored["num-slaves"].as_str(), monitored["num-other-sentinels"].as_str());
                 holds(known == ("2", "2") && monitored["flags"] == "master", || {

@@ -6,11 +6,12 @@ use futures_util::future::join_all;
 
 use crate::clock::{Clock, FrozenClock};
 use crate::cluster::{ClusterOptions, ClusterSet};
+use crate::limits::SOON;
 use crate::redis_server::Kind;
 use crate::sentinel::{Access, SERVICE, SentinelSet};
 use crate::times::now_ms;
 use crate::topology::Topology;
-use crate::wait::{SOON, eventually, holds};
+use crate::wait::{eventually, holds};
 use crate::{RedisServer, RedisView};
 
 /// Timeouts that never expire, regardless of load and the test's clock, because separate tests cover

@@ -6,7 +6,8 @@ use sqlx::any::{AnyPoolOptions, AnyRow};
 use sqlx::pool::PoolConnection;
 use sqlx::{Any, AnyPool, Row as _};
 
-use crate::wait::{SOON, eventually, holds};
+use crate::limits::SOON;
+use crate::wait::{eventually, holds};
 
 /// A claim's row, with the columns that both databases store in the same form.
 #[derive(Debug, Clone, PartialEq, Eq)]

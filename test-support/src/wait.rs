@@ -10,8 +10,6 @@ use tokio::task::spawn_blocking;
 
 use crate::Reply;
 
-/// Long enough for anything that must happen automatically, even on a slow and busy machine.
-pub const SOON: Duration = Duration::from_secs(45);
 const POLL: Duration = Duration::from_millis(10);
 
 /// Calls `check` until it returns `Ok`; fails the test with the last `Err` after `within`.

@@ -317,7 +317,7 @@ async fn a_signal_during_creation_also_ends_the_campaign() {
         })
         .await;
         drill.signal(signal);
-        assert_eq!(drill.wait(2 * SOON).await.code(), Some(2), "{signal:?}");
+        assert_eq!(drill.wait(SOON).await.code(), Some(2), "{signal:?}");
         assert_eq!(only_campaign(&core).await.unwrap()["state"], "ended", "{signal:?}");
     }
 }

@@ -1,9 +1,9 @@
 //! A request's id is the same at the edge, in core's log and in the problem that the caller gets.
 
 use serde_json::json;
-use support::CoreOptions;
 use support::edge::{Runtime, World};
-use support::wait::{SOON, eventually, holds};
+use support::wait::{eventually, holds};
+use support::{CoreOptions, SOON};
 
 use crate::edge::run_alone;
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use reqwest::Method;
 use serde_json::{Value, json};
 use support::client::{Client, client};
-use support::edge::{EDGE_READY, built, root};
+use support::edge::{built, root};
 use support::process::{Process, children_of, command, free_address};
 use support::wait::holds;
 use support::{RedisView, Reply, SOON, binary, claim_body, eventually};
@@ -61,7 +61,7 @@ impl Up {
             .stderr(output);
         let process = Process::start(script);
         let mut up = Self { process, directory, listen, admin, edge, client: client() };
-        eventually(EDGE_READY, || {
+        eventually(SOON, || {
             assert!(up.process.ended().is_none(), "{}", up.printed());
             let printed = up.printed();
             async move { holds(printed.contains("Ctrl-C stops everything"), || printed) }
@@ -137,7 +137,7 @@ impl Up {
 
     /// Waits until a claim of `user` is answered with one of these statuses.
     pub async fn until_claim(&self, user: &str, statuses: &[u16]) -> Value {
-        eventually(3 * SOON, || async {
+        eventually(SOON, || async {
             let reply = self.claim(user).await;
             if statuses.contains(&reply.status) {
                 return Ok(reply.json());
@@ -150,7 +150,7 @@ impl Up {
 
     /// Waits until the node at `port` reports three healthy primaries and three healthy replicas.
     pub async fn until_six_nodes(&self, port: &str) {
-        eventually(2 * SOON, || async {
+        eventually(SOON, || async {
             let node = RedisView::connect(&format!("redis://127.0.0.1:{port}")).await?;
             let nodes: String = node.try_query(&["CLUSTER", "NODES"]).await?;
             let primaries = nodes.lines().filter(|line| line.contains("master")).count();

@@ -36,7 +36,7 @@ async fn make_up_survives_a_dead_primary_and_leaves_nothing_behind() {
     // Six nodes, PostgreSQL, two cores, wrangler and the script.
     assert!(before.len() >= 11, "{before:?}");
     signal_group(up.process.pid(), Signal::INT);
-    let status = up.process.wait(2 * SOON).await;
+    let status = up.process.wait(SOON).await;
     assert!(status.success(), "{status}: {}", up.printed());
     let left: Vec<_> = before.into_iter().filter(|pid| runs(*pid)).collect();
     assert!(left.is_empty() && up.temporary().is_empty(), "{left:?}, {:?}", up.temporary());

@@ -101,7 +101,7 @@ impl Receiver {
 
     /// Waits for `count` events and returns the user and status of each.
     async fn until_received(&self, count: usize) -> Vec<String> {
-        eventually(2 * SOON, || async {
+        eventually(SOON, || async {
             let received = self.received();
             holds(received.len() >= count, || format!("{} of {count} events: {received:#?}", received.len()))
         })
@@ -155,7 +155,7 @@ async fn get_webhook(core: &Core, id: &str) -> Value {
 }
 
 async fn until(core: &Core, id: &str, what: impl Fn(&Value) -> bool) -> Value {
-    eventually(2 * SOON, || async {
+    eventually(SOON, || async {
         let webhook = get_webhook(core, id).await;
         if what(&webhook) { Ok(webhook) } else { Err(webhook.to_string()) }
     })
@@ -613,7 +613,7 @@ async fn many_failing_events_do_not_delay_other_events() {
     assert_eq!(found["enabled"], true, "{found}");
     until(&core, &id, |webhook| webhook["waiting"] == NEVER).await;
     // Failing events are also retried, in turn with new ones.
-    eventually(2 * SOON, || async {
+    eventually(SOON, || async {
         let all = receiver.received();
         let again =
             all.iter().filter(|event| all.iter().filter(|one| one.id == event.id).count() > 1).count();
@@ -657,7 +657,7 @@ async fn a_core_without_the_lease_does_not_remove_events() {
     receiver.respond_with(|_, _| status(200));
     receiver.release.notify_one();
     sql.run(lease("", 0)).await;
-    eventually(2 * SOON, || async {
+    eventually(SOON, || async {
         let all = receiver.received();
         holds(all.iter().any(|event| event.id == "evt_another"), || format!("{all:#?}"))
     })
@@ -687,7 +687,7 @@ async fn a_new_webhook_does_not_get_claims_older_than_the_feed() {
     core.claim("empty", "late", "k").await.expect(201);
     core.claim("demo", "later", "k").await.expect(201);
     // A claim may be sent twice: with its campaign and separately.
-    let summaries = eventually(2 * SOON, || async {
+    let summaries = eventually(SOON, || async {
         let summaries: BTreeSet<_> = receiver.received().iter().map(ReceivedEvent::summary).collect();
         if summaries.contains("late granted") && summaries.contains("later granted") {
             Ok(summaries)
@@ -711,5 +711,5 @@ async fn an_unreadable_claim_that_stops_a_webhook_is_logged() {
     sql.until("demo", 1).await;
     sql.run("UPDATE claims SET sequence = -1".to_owned()).await;
     sql.run("UPDATE webhooks SET holder = '', held_until = 0".to_owned()).await;
-    core.until_logged(2 * SOON, &["ERROR", "have stopped", "cannot read", &id]).await;
+    core.until_logged(SOON, &["ERROR", "have stopped", "cannot read", &id]).await;
 }

@@ -143,7 +143,7 @@ struct Winners {
 impl Winners {
     /// Waits until so many claims were shown codes.
     async fn until_shown(&self, count: usize) {
-        eventually(2 * SOON, || async {
+        eventually(SOON, || async {
             let shown = self.shown.lock().unwrap().len();
             holds(shown >= count, || format!("{shown} of {count} claims were shown codes"))
         })
@@ -182,7 +182,7 @@ impl Storm<'_> {
     /// Waits until each caller may have looked at its codes again.
     async fn until_looked_again(&self) {
         let before = self.looks.load(Ordering::Relaxed);
-        eventually(2 * SOON, || async {
+        eventually(SOON, || async {
             let looks = self.looks.load(Ordering::Relaxed) - before;
             holds(looks >= CALLERS as usize, || format!("{looks} look-ups"))
         })
@@ -268,7 +268,7 @@ async fn judge(fixture: &Fixture, winners: &Winners, total: u32) -> usize {
     let counts = core.admin_get("/admin/v1/campaigns/demo/codes").await.expect(200).json();
     let number = |name: &str| u32::try_from(counts[name].as_u64().expect("a number")).expect("a number");
     add_codes(core, total, total + number("assigned").saturating_sub(number("added"))).await;
-    eventually(2 * SOON, || async {
+    eventually(SOON, || async {
         let counts = core.admin_get("/admin/v1/campaigns/demo/codes").await.expect(200).json();
         holds(counts["claims_pending"] == 0, || counts.to_string())
     })

@@ -63,7 +63,7 @@ async fn look_up(core: &Core, id: &str) -> Vec<String> {
 
 /// Waits until the claim has `quantity` codes, and returns them.
 async fn codes_of(core: &Core, id: &str, quantity: usize) -> Vec<String> {
-    eventually(2 * SOON, || async {
+    eventually(SOON, || async {
         let codes = look_up(core, id).await;
         if codes.len() == quantity { Ok(codes) } else { Err(format!("{id} has {} codes", codes.len())) }
     })
@@ -72,7 +72,7 @@ async fn codes_of(core: &Core, id: &str, quantity: usize) -> Vec<String> {
 
 /// Returns the codes of all granted claims as an admin reads them, once each unit has one.
 async fn all(core: &Core) -> Shown {
-    eventually(2 * SOON, || async {
+    eventually(SOON, || async {
         let page =
             core.admin_get("/admin/v1/campaigns/demo/claims?codes=true&limit=1000&status=granted").await;
         let mut shown = Shown::new();

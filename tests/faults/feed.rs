@@ -50,7 +50,7 @@ impl Storm {
 
     /// Retries a POST request to a path of the claims until it is answered.
     async fn answered(&self, client: &Client, path: &str, body: &Value) -> Reply {
-        eventually(2 * SOON, || async {
+        eventually(SOON, || async {
             let request = client.request(Method::POST, &format!("{}{path}", self.next().0));
             let request = request.bearer_auth(API_TOKEN);
             let request = if body.is_null() { request } else { request.json(body) };

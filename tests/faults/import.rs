@@ -44,7 +44,7 @@ async fn view(core: &Core, id: &str) -> Value {
 
 /// Waits until core has the campaign's counters: `taken` units and the last sequence number.
 async fn ready(core: &Core, id: &str, taken: u64, sequence: u64) {
-    eventually(2 * SOON, || async {
+    eventually(SOON, || async {
         let view = view(core, id).await;
         let (ready, now) = (view["ready"] == true, (view["taken"].as_u64(), view["sequence"].as_u64()));
         holds(ready && now == (Some(taken), Some(sequence)), || view.to_string())
@@ -167,7 +167,7 @@ async fn ending_an_unfinished_import_expires_its_holds(row: Row, fixture: Fixtur
     })
     .await;
     core.set_admin_state("demo", "end").await.expect(200);
-    eventually(2 * SOON, || async {
+    eventually(SOON, || async {
         let statuses: Vec<_> = fixture.sql.claims("demo").await.into_iter().map(|row| row.status).collect();
         holds(statuses == ["expired"], || format!("{statuses:?}"))
     })

@@ -358,7 +358,7 @@ async fn the_lag_grows_during_any_other_fault() {
     rises_above(7.0).await;
     signal_pids(&fixture.redis_pids().await, Signal::CONT);
     held.release().await;
-    eventually(2 * SOON, || async {
+    eventually(SOON, || async {
         let lag = lag_seconds(&fixture.core).await;
         holds(lag == 0.0, || format!("the lag is {lag} s although everything is relayed"))
     })

@@ -102,7 +102,7 @@ async fn each_campaign_change_is_logged_once() {
     }
     core.create("over", json!({})).await;
     core.set_admin_state("over", "end").await.expect(200);
-    eventually(2 * SOON, || async {
+    eventually(SOON, || async {
         let logged = logged(&core, "over");
         holds(logged.iter().any(|line| line == OVER[2]), || format!("{logged:#?}"))
     })

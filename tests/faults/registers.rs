@@ -390,7 +390,7 @@ async fn rows_lost_by_sql_are_reported_despite_concurrent_relays() {
     eventually(SOON, || async { holds(checks() > before, || "no check yet".to_owned()) }).await;
     assert_eq!(lost_events(&core).await, 0, "the loss must still be hidden");
     redis.query::<String>(&["ACL", "SETUSER", "core", "+xdel"]).await;
-    eventually(2 * SOON, || async {
+    eventually(SOON, || async {
         let found = lost_events(&core).await;
         holds(found == 1, || format!("{found} events\n{}", core.log()))
     })
@@ -440,7 +440,7 @@ async fn a_new_redis_server_serves_once_the_old_one_is_unused() {
     fixture.core.stop().await;
     fixture.core = Core::launch(options).await;
     // The automatic takeover takes 30 s.
-    eventually(2 * SOON, || async {
+    eventually(SOON, || async {
         let reply = fixture.core.client().try_get(&fixture.core.admin_url("/readyz"), "").await;
         holds(reply.is_ok_and(|reply| reply.status == 200), || fixture.core.log())
     })

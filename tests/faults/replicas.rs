@@ -77,7 +77,7 @@ async fn nothing_is_acknowledged_before_a_replica_has_it() {
     assert_eq!(again.status, 503, "{}", again.text());
     signal_pid(pids[0], Signal::CONT);
     // The core no longer waits for the stopped replica: one is enough.
-    fixture.checker.decided(2 * SOON, &fixture.core, "early", "k").await;
+    fixture.checker.decided(SOON, &fixture.core, "early", "k").await;
     has_members(&fixture.core, 1).await;
     signal_pid(pids[1], Signal::CONT);
     has_members(&fixture.core, 2).await;
@@ -97,7 +97,7 @@ async fn no_acknowledged_claim_is_lost_when_the_primary_is_killed() {
         row.kill();
         signal_pid(pid, Signal::KILL);
         let promoted = fixture.set.promoted_after(0).await;
-        fixture.checker.decided(2 * SOON, &fixture.core, "probe", "k").await;
+        fixture.checker.decided(SOON, &fixture.core, "probe", "k").await;
         tokio::time::sleep(LOAD_TIME).await;
         promoted
     };
@@ -129,7 +129,7 @@ async fn a_promoted_server_outside_the_set_stays_closed() {
     }
     signal_pid(behind, Signal::CONT);
     assert_eq!(fixture.set.promoted_after(0).await, 2);
-    fixture.core.until_logged(2 * SOON, &["writes to this primary are not acknowledged"]).await;
+    fixture.core.until_logged(SOON, &["writes to this primary are not acknowledged"]).await;
     for at in [0, 1] {
         fixture.set.servers[at].kill_and_restart().await;
     }
@@ -141,7 +141,7 @@ async fn a_promoted_server_outside_the_set_stays_closed() {
     assert!(refused.contains("claimgate replication"), "{report:#}");
     fixture.core.admin_post("/admin/v1/replication/accept-loss").await.expect(200);
     has_members(&fixture.core, 2).await;
-    fixture.checker.decided(2 * SOON, &fixture.core, "outside", "k").await;
+    fixture.checker.decided(SOON, &fixture.core, "outside", "k").await;
     fixture.judge(row, 2).await;
 }
 
@@ -175,13 +175,13 @@ async fn an_eviction_completes_once_a_replica_has_it() {
     let left = ["HSET", &key, "token", &token.to_string(), "phase", "suspended"];
     assert_eq!(redis.query::<u64>(&left).await, 2);
     sql.run("UPDATE campaigns SET keys_dropped = 0".to_owned()).await;
-    core.until_logged(2 * SOON, &["keys of evicted campaigns are not dropped"]).await;
+    core.until_logged(SOON, &["keys of evicted campaigns are not dropped"]).await;
     assert_eq!(redis.query::<u64>(&["EXISTS", &key]).await, 0, "the primary must have removed it");
     assert_eq!(row_of().await.expect("evicted")[0], Some(0), "no replica has removed it");
     for pid in pids {
         signal_pid(pid, Signal::CONT);
     }
-    eventually(2 * SOON, || async {
+    eventually(SOON, || async {
         let row = row_of().await.expect("evicted");
         holds(row[0] == Some(1), || core.log())
     })
@@ -200,13 +200,13 @@ async fn claims_continue_when_the_barriers_slot_moves() {
     let core = waiting_for_one(set.url()).start().await;
     has_members(&core, 1).await;
     let checker = Checker::create(&core, "demo", ROOMY).await;
-    checker.decided(2 * SOON, &core, "before", "k").await;
+    checker.decided(SOON, &core, "before", "k").await;
     let from = set.primary_of("demo", 0).await;
     let keys: Vec<String> = set.view(from).await.query(&["KEYS", "cg:{*}:barrier"]).await;
     let tag = keys[0].trim_start_matches("cg:{").trim_end_matches("}:barrier").to_owned();
     row.fault();
     set.move_slot(&tag, from, (from + 1) % 3).await;
-    checker.decided(2 * SOON, &core, "after", "k").await;
+    checker.decided(SOON, &core, "after", "k").await;
     let sql = Sql::in_directory(&core.data_dir());
     let verdict = checker.judge(&[&core], &sql, &set.view(from).await, Expect::default()).await;
     row.survived(checker.call_count(), verdict);

@@ -136,7 +136,7 @@ impl Load {
     /// Waits until more claims have been decided.
     async fn until_more_decided(&self) {
         let until = self.decided.load(Ordering::Relaxed) + CLAIMS_PER_RESTART;
-        eventually(2 * SOON, || async {
+        eventually(SOON, || async {
             let decided = self.decided.load(Ordering::Relaxed);
             holds(decided >= until, || format!("{decided} of {until} claims decided"))
         })
@@ -361,7 +361,7 @@ impl PatientLoad {
 
     async fn until_more_decided(&self) {
         let until = self.decided.load(Ordering::Relaxed) + CLAIMS_PER_RESTART;
-        eventually(2 * SOON, || async {
+        eventually(SOON, || async {
             let decided = self.decided.load(Ordering::Relaxed);
             holds(decided >= until, || format!("{decided} of {until} claims decided"))
         })

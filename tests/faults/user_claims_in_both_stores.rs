@@ -123,7 +123,7 @@ async fn a_list_is_rejected_while_too_many_claims_await_sql() {
     let refused = list_claims(&fixture.core.once(), "").await.refused(503, "overloaded");
     assert!(!refused.header("retry-after").is_empty());
     held.release().await;
-    until_status(2 * SOON, &[200], async || list_claims(&fixture.core, "").await).await;
+    until_status(SOON, &[200], async || list_claims(&fixture.core, "").await).await;
     assert_eq!(listed(&fixture.core, 100).await, granted_except(9, &[]));
     row.passed(9, "listed once SQL has them");
 }
@@ -141,7 +141,7 @@ async fn without_sql_only_complete_lists_are_returned() {
     claim_keys(&fixture.core, 9..=9).await;
     list_claims(&fixture.core.once(), "").await.refused(503, "unavailable");
     fixture.postgres().thaw();
-    until_status(2 * SOON, &[200], async || list_claims(&fixture.core, "").await).await;
+    until_status(SOON, &[200], async || list_claims(&fixture.core, "").await).await;
     assert_eq!(listed(&fixture.core, 100).await, granted_except(9, &[]));
     row.passed(9, "listed by the store that has them");
 }
@@ -214,7 +214,7 @@ async fn no_claim_is_listed_before_a_replica_has_it() {
     for pid in pids {
         signal_pid(pid, Signal::CONT);
     }
-    until_status(2 * SOON, &[200], async || list_claims(&core, "").await).await;
+    until_status(SOON, &[200], async || list_claims(&core, "").await).await;
     assert_eq!(listed(&core, 100).await, granted_except(4, &[]));
     row.passed(4, "claims listed once a replica had them");
 }

@@ -6,12 +6,9 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
-use std::time::Duration;
 
 use claimgate_core::step::{SCHEDULED, Steps};
-
-/// A protocol that takes longer than this is stuck.
-const END_WITHIN: Duration = Duration::from_secs(10);
+use support::SOON;
 
 /// All step points that any protocol has reached.
 pub static REACHED: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
@@ -124,8 +121,8 @@ impl<'a, T: 'a> RunningProtocol<'a, T> {
             Poll::Pending if !self.gate.may_continue() => Poll::Ready(None),
             Poll::Pending => Poll::Pending,
         });
-        let Ok(ended) = tokio::time::timeout(END_WITHIN, until).await else {
-            return Err(format!("{} has not ended within {END_WITHIN:?}", self.gate.who));
+        let Ok(ended) = tokio::time::timeout(SOON, until).await else {
+            return Err(format!("{} has not ended within {SOON:?}", self.gate.who));
         };
         self.done = ended.is_some();
         Ok(ended)

@@ -24,8 +24,8 @@ use claimgate_shared::{
 use futures_util::future::{join, join_all};
 use serde_json::json;
 use support::clock::FrozenClock;
-use support::wait::{SOON, eventually};
-use support::{RedisView, Servers, Sql};
+use support::wait::eventually;
+use support::{RedisView, SOON, Servers, Sql};
 use tempfile::TempDir;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, yield_now};

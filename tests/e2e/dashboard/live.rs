@@ -306,7 +306,7 @@ async fn a_database_behind_a_slow_link_is_still_used() {
     postgres.run("postgres", &[end_sessions]).await;
     let mut stream = LiveStream::open(&core, &core.admin_token()).await;
     stream.until("changes from SQL", |snapshot| snapshot["audit"].is_array()).await;
-    eventually(2 * SOON, || async {
+    eventually(SOON, || async {
         let answer = core.once().admin_get("/admin/v1/campaigns/demo/claims").await;
         holds(answer.status == 200, || answer.text())
     })

@@ -80,7 +80,7 @@ impl LiveStream {
                 self.unread = String::from(rest);
                 return Some(read);
             }
-            let chunk = timeout(SOON, self.response.chunk()).await.expect("events within 20 s");
+            let chunk = timeout(SOON, self.response.chunk()).await.expect("further events");
             self.unread.push_str(std::str::from_utf8(&chunk.ok()??).unwrap());
         }
     }
@@ -88,7 +88,7 @@ impl LiveStream {
     /// Returns the first snapshot for which `wanted` holds.
     pub async fn until(&mut self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
         let mut last = Value::Null;
-        let found = timeout(2 * SOON, async {
+        let found = timeout(SOON, async {
             loop {
                 let (name, data) = self.next().await.expect("the stream has not ended");
                 if name == "snapshot" && wanted(&data) {
@@ -98,7 +98,7 @@ impl LiveStream {
             }
         });
         let found = found.await;
-        found.unwrap_or_else(|_| panic!("not {what} within 40 s: {last:#}"))
+        found.unwrap_or_else(|_| panic!("never {what}: {last:#}"))
     }
 }
 

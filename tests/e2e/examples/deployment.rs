@@ -2,7 +2,7 @@
 
 use support::client::client;
 use support::cluster::ClusterSet;
-use support::edge::{EDGE_READY, built, root, token};
+use support::edge::{built, root, token};
 use support::examples::{ExampleShell, Examples};
 use support::process::{Process, free_address};
 use support::redis_server::Kind;
@@ -73,7 +73,7 @@ async fn the_edge_compiles_to_one_program_as_shown() {
     let _edge = Process::start(desk.shell(&format!("exec {start}")));
     let url = format!("http://{edge}/v1/campaigns/demo/claims");
     let token = token(&core.data_file("user-jwt.key"), "alice");
-    eventually(EDGE_READY, || async {
+    eventually(SOON, || async {
         let claim = client().request(reqwest::Method::POST, &url).bearer_auth(&token);
         let claim = claim.header("X-Real-IP", "10.1.2.3").header("Idempotency-Key", "k");
         let reply = client().send(claim.json(&serde_json::json!({}))).await;
@@ -125,7 +125,7 @@ async fn becomes_ready(example: &str, nodes: &str) {
     assert!(example.contains(NODES), "{example}");
     let _core = Process::start(desk.shell(&format!("exec env {example}")));
     let url = format!("http://{admin}/readyz");
-    eventually(2 * SOON, || async {
+    eventually(SOON, || async {
         let reply = client().try_get(&url, "").await.map_err(|error| format!("{error:#}"))?;
         holds(reply.status == 200, || reply.text())
     })

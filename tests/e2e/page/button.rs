@@ -58,7 +58,7 @@ impl Site {
 /// Presses the button, and again while the outcome is unknown, as on a slow machine, until it says `wanted`.
 async fn press_until(page: &Browser, wanted: &str) {
     page.eval(PRESS).await;
-    eventually(2 * SOON, || async {
+    eventually(SOON, || async {
         let said = page.eval(STATUS).await;
         if said == UNKNOWN {
             page.eval(PRESS).await;

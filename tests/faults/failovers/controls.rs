@@ -162,7 +162,7 @@ async fn a_primary_demoted_before_the_barrier_is_not_trusted() {
     tokio::join!(takes_all, forgets);
     site.topology.settled().await;
     for user in 0..10 {
-        checker.decided(2 * SOON, &site.cores[1], &format!("late-{user}"), "k").await;
+        checker.decided(SOON, &site.cores[1], &format!("late-{user}"), "k").await;
     }
     let redis = site.redis("demo").await;
     let verdict = checker.judge(&site.cores.each_ref(), &site.sql, &redis, Expect::default()).await;

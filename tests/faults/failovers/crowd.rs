@@ -206,7 +206,7 @@ impl<'a> Crowd<'a> {
         let decided =
             |call_record: &CallRecord| call_record.began > now && call_record.answer != Answer::Unknown;
         for campaign in self.campaigns {
-            eventually(2 * SOON, || async {
+            eventually(SOON, || async {
                 if campaign.calls.lock().expect("the calls").iter().rev().any(decided) {
                     return Ok(());
                 }

@@ -81,7 +81,7 @@ impl Installation {
             Topology::Sentinel(_) => (1, 2),
             Topology::Cluster(_) => (3, 1),
         };
-        eventually(2 * SOON, || async {
+        eventually(SOON, || async {
             let report = self.cores[0].admin_get("/admin/v1/replication").await.json();
             let sets = report["primaries"].as_array().cloned().unwrap_or_default();
             let count = |set: &Value, which: &str| set["set"][which].as_array().map(Vec::len);
