@@ -113,3 +113,59 @@ async fn ids_are_compared_by_bytes_after_a_conversion_under_load() {
     fixture.others.push(second);
     fixture.judge(row, &checker, Expect::default()).await;
 }
+
+/// An index that is built while its table is in use waits for every older transaction.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_conversion_beside_an_export_is_left_to_the_next_start() {
+    let row = Row::begin("a database is to be converted while it is exported");
+    let Some(postgres) = row.needs(Postgres::start().await) else { return };
+    let mut fixture = fixture(postgres).await;
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    fixture.sql.run(Campaigns { live: 1, ended: 0 }.insert()).await;
+    fixture.sql.run(Claims { campaign: "live1", count: 50_000 }.insert()).await;
+    fixture.core.stop().await;
+    fixture.postgres().run("sorted", &[AS_BEFORE]).await;
+    let pool = fixture.postgres().pool("sorted");
+    let mut export = pool.begin().await.expect("a transaction");
+    for statement in ["SET TRANSACTION ISOLATION LEVEL REPEATABLE READ", "SELECT COUNT(*) FROM claims"] {
+        sqlx::query(statement).execute(&mut *export).await.expect("a snapshot");
+    }
+    row.fault();
+    fixture.core = fixture.core.restart().await;
+    checker.win(&fixture.core, 0..20).await;
+    assert!(fixture.core.log().contains("cannot give ids the collation C"), "{}", fixture.core.log());
+    assert!(others(&fixture).await > 10);
+    export.commit().await.expect("the end of the export");
+    fixture.core.stop().await;
+    fixture.core = fixture.core.restart().await;
+    assert_eq!(others(&fixture).await, 0, "{}", fixture.core.log());
+    let replacements = "SELECT COUNT(*) FROM pg_class WHERE relkind = 'i' AND relname LIKE '%\\_c'";
+    let left: i64 = sqlx::query_scalar(replacements).fetch_one(&pool).await.expect("a count");
+    assert_eq!(left, 0);
+    checker.win(&fixture.core, 20..40).await;
+    fixture.judge(row, &checker, Expect::default()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_role_that_owns_no_table_serves_without_the_conversion() {
+    let row = Row::begin("core's role owns no table of a database that is to be converted");
+    let Some(postgres) = row.needs(Postgres::start().await) else { return };
+    let mut fixture = fixture(postgres).await;
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    checker.win(&fixture.core, 0..20).await;
+    let grants = [
+        AS_BEFORE,
+        "CREATE ROLE guest LOGIN",
+        "GRANT CREATE ON SCHEMA public TO guest",
+        "GRANT ALL ON ALL TABLES IN SCHEMA public TO guest",
+        "GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO guest",
+    ];
+    fixture.core.stop().await;
+    fixture.postgres().run("sorted", &grants).await;
+    row.fault();
+    let url = fixture.postgres().url("sorted").replace("claimgate@", "guest@");
+    fixture.core = options(&url, fixture.server()).start().await;
+    assert!(fixture.core.log().contains("cannot give ids the collation C"), "{}", fixture.core.log());
+    checker.win(&fixture.core, 20..40).await;
+    fixture.judge(row, &checker, Expect::default()).await;
+}

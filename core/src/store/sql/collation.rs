@@ -13,11 +13,12 @@ use sqlx::{AnyConnection, AssertSqlSafe, Error, Row as _};
 use tokio::time::{Instant, sleep};
 
 /// All tables with texts in an index, `campaigns` first, as in all transactions: the order in which they are locked.
-const TABLES: &str = "'{campaigns,additions,audit,claim_audit,claims,code_audit,codes,cores,feed,refusal_reports,refusals,\
-                      replica_sets,webhook_events,webhooks}'::name[]";
-/// The indexes of [`TABLES`] with another collation, in the order of the tables. Their keys are rendered with the
-/// collation C. An index is built beforehand if that would lock its table for long; foreign keys prevent that, but the tables
-/// that they refer to are small.
+const TABLES: &str = "'{campaigns,additions,audit,claim_audit,claims,code_audit,codes,cores,feed,\
+                      refusal_reports,refusals,replica_sets,webhook_events,webhooks}'::name[]";
+/// The indexes of [`TABLES`] with another collation, in the order of the tables; a replacement that an interrupted
+/// start has left has the collation C already. Their keys are rendered with the collation C. An index is built
+/// beforehand if that would lock its table for long; foreign keys prevent that, but the tables that they refer to
+/// are small.
 const INDEXES: &str = "SELECT CAST(tables.relname AS TEXT), CAST(indexes.relname AS TEXT), keys.definition, \
     keys.altered, CAST(constraints.contype AS TEXT), CAST(indisunique AS INTEGER), pg_get_expr(indpred, indrelid), \
     CAST(pg_relation_size(tables.oid) > 4194304 AND NOT EXISTS \
@@ -32,8 +33,12 @@ const INDEXES: &str = "SELECT CAST(tables.relname AS TEXT), CAST(indexes.relname
         FROM unnest(indkey) WITH ORDINALITY AS key (number, place) \
         JOIN pg_attribute ON attrelid = indrelid AND attnum = number) AS keys \
     WHERE tables.relnamespace = current_schema()::regnamespace AND tables.relname = ANY ({tables}) \
-    AND keys.altered IS NOT NULL ORDER BY array_position({tables}, tables.relname), indexes.relname";
+    AND keys.altered IS NOT NULL \
+    AND EXISTS (SELECT FROM unnest(indcollation) AS used WHERE used NOT IN (0, 'pg_catalog.\"C\"'::regcollation)) \
+    ORDER BY array_position({tables}, tables.relname), indexes.relname";
 
+/// How long building or dropping an index waits for each older transaction.
+const BUILD_WAIT: &str = "10s";
 /// How long the conversion waits for the locks of all tables. Other calls wait behind it.
 const LOCK_WAIT: &str = "1s";
 /// How long the conversion tries to get these locks. An export of the database may hold one for hours.
@@ -48,10 +53,11 @@ const CONVERSION: i64 = 0x0063_6f6c_6c61_7465;
 /// statements, since the type of a result has changed, and cores of earlier versions do not expect that. They reconnect.
 ///
 /// # Errors
-/// If the role does not own the tables, if a row is stored twice, see [`problem`], or if another session keeps a table
-/// locked. The database is then unchanged.
+/// If the role does not own the tables, if a row is stored twice, see [`problem`], or if another session keeps a
+/// table locked or has a transaction open for long. Nothing has changed then; an index that replaces another one
+/// may be left until the next start.
 pub(super) async fn compare_by_bytes(connection: &mut AnyConnection) -> Result<(), Error> {
-    if other_indexes(connection).await?.is_empty() {
+    if indexes_to_convert(connection).await?.is_empty() {
         return Ok(());
     }
     // A session that waits for a lock would stop another core from building indexes.
@@ -59,7 +65,7 @@ pub(super) async fn compare_by_bytes(connection: &mut AnyConnection) -> Result<(
         sleep(PAUSE).await;
     }
     let converted = convert(connection).await;
-    run(connection, format!("SELECT pg_advisory_unlock({CONVERSION})")).await?;
+    execute(connection, format!("SELECT pg_advisory_unlock({CONVERSION})")).await?;
     converted
 }
 
@@ -69,25 +75,46 @@ async fn try_lock(connection: &mut AnyConnection) -> Result<bool, Error> {
 }
 
 async fn convert(connection: &mut AnyConnection) -> Result<(), Error> {
-    let (indexes, began) = (other_indexes(connection).await?, Instant::now());
+    let indexes = indexes_to_convert(connection).await?;
     if indexes.is_empty() {
         return Ok(());
     }
-    for index in indexes.iter().filter(|index| index.is_large) {
-        index.build_replacement(connection).await?;
+    execute(connection, format!("SET lock_timeout = '{BUILD_WAIT}'")).await?;
+    let converted = build_and_exchange(connection, &indexes).await;
+    if converted.is_err() {
+        for index in indexes.iter().filter(|index| index.is_large) {
+            // After the first wait for a transaction, the others would wait for it too.
+            if let Err(error) = index.drop_replacement(connection).await {
+                let index = index.replacement();
+                tracing::warn!(%error, index, "indexes like this are not used; the next start drops them");
+                break;
+            }
+        }
+    }
+    converted
+}
+
+async fn build_and_exchange(connection: &mut AnyConnection, indexes: &[Index]) -> Result<(), Error> {
+    let began = Instant::now();
+    for index in indexes {
+        // A remnant of a start that was interrupted.
+        index.drop_replacement(connection).await?;
+        if index.is_large {
+            index.build_replacement(connection).await?;
+        }
     }
     let serving =
         sqlx::raw_sql("SELECT CAST(COUNT(*) AS INTEGER) FROM serving").fetch_one(&mut *connection).await?;
-    let conversion = conversion(&indexes, serving.try_get::<i32, _>(0)? > 0);
+    let conversion = conversion(indexes, serving.try_get::<i32, _>(0)? > 0);
     let built = Instant::now();
     loop {
         let locking = Instant::now();
-        let Err(error) = run(connection, conversion.clone()).await else {
+        let Err(error) = execute(connection, conversion.clone()).await else {
             let (seconds, locked_ms) = (began.elapsed().as_secs_f64(), locking.elapsed().as_millis());
             tracing::info!(seconds, locked_ms, "the database's ids are compared by bytes from now on");
             return Ok(());
         };
-        run(connection, "ROLLBACK".to_owned()).await?;
+        execute(connection, "ROLLBACK".to_owned()).await?;
         if !is_locked(&error) || built.elapsed() > ATTEMPTS_MAX {
             return Err(error);
         }
@@ -174,16 +201,14 @@ impl Index {
         let unique = if self.is_unique { "UNIQUE" } else { "" };
         let predicate =
             self.predicate.as_ref().map_or(String::new(), |predicate| format!("WHERE {predicate}"));
-        let drop = format!("DROP INDEX IF EXISTS {replacement}");
-        // A remnant of an attempt that was interrupted.
-        run(connection, drop.clone()).await?;
         let create =
             format!("CREATE {unique} INDEX CONCURRENTLY {replacement} ON {table} ({definition}) {predicate}");
-        let created = run(connection, create).await;
-        if created.is_err() {
-            run(connection, drop).await?;
-        }
-        created
+        execute(connection, create).await
+    }
+
+    /// Drops the index that replaces this one, if there is one, while the table is in use.
+    async fn drop_replacement(&self, connection: &mut AnyConnection) -> Result<(), Error> {
+        execute(connection, format!("DROP INDEX CONCURRENTLY IF EXISTS {}", self.replacement())).await
     }
 
     fn drop(&self) -> String {
@@ -204,12 +229,12 @@ impl Index {
     }
 }
 
-async fn other_indexes(connection: &mut AnyConnection) -> Result<Vec<Index>, Error> {
+async fn indexes_to_convert(connection: &mut AnyConnection) -> Result<Vec<Index>, Error> {
     let statement = AssertSqlSafe(INDEXES.replace("{tables}", TABLES));
     sqlx::raw_sql(statement).fetch_all(connection).await?.iter().map(Index::of).collect()
 }
 
-async fn run(connection: &mut AnyConnection, statement: String) -> Result<(), Error> {
+async fn execute(connection: &mut AnyConnection, statement: String) -> Result<(), Error> {
     sqlx::raw_sql(AssertSqlSafe(statement)).execute(connection).await.map(drop)
 }
 
@@ -225,10 +250,11 @@ pub(crate) async fn problem(connection: &mut AnyConnection) -> Result<Option<Str
     else {
         return Ok(None);
     };
-    let actual = "SELECT pg_database_collation_actual_version(oid) FROM pg_database WHERE datname = current_database()";
+    let actual = "SELECT pg_database_collation_actual_version(oid) FROM pg_database \
+                  WHERE datname = current_database()";
     let actual: Option<String> = sqlx::query_scalar(actual).fetch_one(&mut *connection).await?;
     let Some(actual) = actual.filter(|actual| *actual != recorded) else { return Ok(None) };
-    Ok((!other_indexes(connection).await?.is_empty()).then(|| {
+    Ok((!indexes_to_convert(connection).await?.is_empty()).then(|| {
         format!(
             "the database's indexes were built with version {recorded} of its collation, and version {actual} is \
              installed: claims may not be found, or be stored twice"

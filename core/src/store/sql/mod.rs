@@ -277,8 +277,8 @@ impl SqlStore {
     }
 }
 
-/// Gives all ids the collation C. Core serves even if that fails, because its role does not own the tables or rows are
-/// stored twice.
+/// Gives all ids the collation C. Core serves even if that fails: its role does not own the tables, rows are
+/// stored twice, or a long transaction is open.
 async fn compare_by_bytes(connection: &mut AnyConnection) -> Result<(), SqlError> {
     let converted = timeout(MIGRATE_MAX, collation::compare_by_bytes(connection)).await;
     match converted.map_err(|_| SqlError::MigrateTimeout)? {
