@@ -51,6 +51,7 @@ fi
 say documents
 scripts/check-docs.mjs
 scripts/check-words.sh
+scripts/check-waits.sh
 
 say features
 scripts/check-features.sh

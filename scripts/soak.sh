@@ -19,10 +19,11 @@ record=tests/soak-record.txt
 # The parts, the longest last: a name, and a pattern of the paths that belong to it.
 parts() {
     sed 's/^ *//' <<'TABLE'
-    left-out        ^tests/(soak.txt|faults|e2e)
+    left-out        ^(core/src/|edge/src/|lua/|tests/(soak.txt|faults|e2e))
     document        ^(openapi.json|core/src/http/|edge/src/|shared/src/|tests/schemathesis)
     clients         ^(openapi.json|tests/clients.sh)
     refusals        ^(core/src/engine/demand/|core/src/jobs/refusals|edge/src/refusals)
+    promises        ^(core/src/|edge/src/|lua/|tests/(faults|e2e))
     delayed         ^(core/src/jobs/|core/src/store/redis/|lua/)
     storm           ^(core/src/engine/|core/src/jobs/|core/src/store/|lua/)
     slots           ^(core/src/store/redis/|lua/)
@@ -47,6 +48,19 @@ tests() {
     cargo test --workspace --test "$binary" -- --nocapture "$@"
 }
 
+# The modules of BINARY with tests of promised times.
+promising() { grep -rl 'promised(' "tests/$1" --include=*.rs | sed "s|tests/$1/||; s|\.rs$||; s|/|::|g; s|$|::|"; }
+
+promises() {
+    local binary red=0
+    export PROMISES=1 RUST_TEST_THREADS=1
+    for binary in faults e2e; do
+        # shellcheck disable=SC2046 # a list of words
+        tests $binary $(promising $binary) || red=1
+    done
+    return $red
+}
+
 on_both_servers() {
     local server red=0
     for server in redis valkey; do CLAIMGATE_TEST_SERVER=$server "$@" || red=1; done
@@ -55,15 +69,16 @@ on_both_servers() {
 
 run() {
     case $1 in
-    left-out) scripts/test.sh soak ;;
+    left-out) PROMISES=1 scripts/test.sh soak ;;
     document) EXAMPLES=${EXAMPLES:-100} tests e2e conforms_to_the_document ;;
     clients) tests/clients.sh ;;
     refusals) REFUSALS=${REFUSALS:-100000} tests e2e storm_of_refusals ;;
+    promises) (promises) ;;
     delayed) CAMPAIGNS=${CAMPAIGNS:-500} tests faults delayed ;;
     storm) ROUNDS=${ROUNDS:-20} CODES=${CODES:-1000000} tests faults storm ;;
     slots) MOVES=${MOVES:-40} on_both_servers tests faults when_a_slot_moves ;;
     previous) tests/previous.sh ;;
-    packages) SKIP_SETUP=1 make package && tests/packages.sh ;;
+    packages) make package && tests/packages.sh ;;
     failovers) ROUNDS=${ROUNDS:-50} on_both_servers tests faults failovers ;;
     promotion) CLAIMS=${CLAIMS:-1000000} CAMPAIGNS=${CAMPAIGNS:-10000} on_both_servers tests faults promotion ;;
     at-rest) LIVE=${LIVE:-10000} ENDED=${ENDED:-1000000} REST_S=${REST_S:-60} tests faults at_rest ;;
@@ -92,23 +107,24 @@ age() {
 
 for_base() {
     local name pattern changed
-    changed=$(git diff --name-only "$1" --)
+    changed=$(git diff --no-renames --name-only --merge-base "$1" -- && git ls-files --others --exclude-standard) || exit 2
     while read -r name pattern; do
         if grep -qE "$pattern" <<<"$changed"; then echo "$name"; fi
     done < <(parts)
 }
 
-# Whether a green part says anything about HEAD.
-is_worth_recording() {
+# The commit that a part tests, or nothing if its length or a file was changed.
+tested_commit() {
     local length
     for length in EXAMPLES REFUSALS CAMPAIGNS ROUNDS CODES MOVES CLAIMS LIVE ENDED REST_S OPERATIONS; do
-        if [ -n "${!length:-}" ]; then return 1; fi
+        if [ -n "${!length:-}" ]; then return; fi
     done
-    git diff --quiet HEAD -- . ":!$record"
+    if git diff --quiet HEAD -- . ":!$record"; then git rev-parse --short=12 HEAD; fi
 }
 
 write_record() {
-    { awk -v part="$1" '/^#/ || $1 != part' $record; echo "$1 $(date -u +%F) $(git rev-parse --short=12 HEAD)"; } >$record.new
+    if [ -z "$2" ]; then return; fi
+    { awk -v part="$1" '/^#/ || $1 != part' $record; echo "$1 $(date -u +%F) $2"; } >$record.new
     mv $record.new $record
 }
 
@@ -129,10 +145,11 @@ mkdir -p $logs
 : >$logs/results
 red=0
 for name in "${chosen[@]}"; do
-    started=$SECONDS verdict=green
+    started=$SECONDS verdict=green commit=$(tested_commit)
     run "$name" > >(tee "$logs/$name.log") 2>&1 </dev/null || { verdict=RED red=1; }
     printf 'soak %-14s %s, SEED=%s, %d min\n' "$name" $verdict "$SEED" $(((SECONDS - started + 59) / 60)) | tee -a $logs/results
-    if [ $verdict = green ] && is_worth_recording; then write_record "$name"; fi
+    # Nothing is recorded if the commit was replaced meanwhile.
+    if [ $verdict = green ] && [ "$commit" = "$(tested_commit)" ]; then write_record "$name" "$commit"; fi
 done
 printf '\n'
 cat $logs/results

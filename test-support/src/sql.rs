@@ -7,7 +7,7 @@ use sqlx::pool::PoolConnection;
 use sqlx::{Any, AnyPool, Row as _};
 
 use crate::limits::SOON;
-use crate::wait::{eventually, holds};
+use crate::wait::{eventually, reaches};
 
 /// A claim's row, with the columns that both databases store in the same form.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -140,8 +140,7 @@ impl Sql {
     pub async fn until(&self, campaign: &str, count: usize) -> Vec<SqlClaim> {
         eventually(SOON, || async {
             let rows = self.claims(campaign).await;
-            holds(rows.len() == count, || format!("SQL has {} claims, not {count}", rows.len()))
-                .map(|()| rows)
+            reaches(rows.len(), count, "claims in SQL").map(|()| rows)
         })
         .await
     }

@@ -33,6 +33,12 @@ pub fn holds(condition: bool, found: impl FnOnce() -> String) -> Result<(), Stri
     if condition { Ok(()) } else { Err(found()) }
 }
 
+/// Like [`holds`], for a number that only rises: one above `wanted` fails the test at once.
+pub fn reaches(found: usize, wanted: usize, what: &str) -> Result<(), String> {
+    assert!(found <= wanted, "{found} {what}, not {wanted}");
+    holds(found == wanted, || format!("{found} {what}, not {wanted}"))
+}
+
 /// Repeats `call` until its answer has one of `statuses`; fails the test with the last answer after `within`.
 pub async fn until_status(within: Duration, statuses: &[u16], call: impl AsyncFn() -> Reply) -> Reply {
     eventually(within, || async {

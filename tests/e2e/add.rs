@@ -3,6 +3,7 @@
 use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
+use support::clocked::ClockedCore;
 use support::core_client::API_TOKEN;
 use support::core_client::{CoreClient, campaign};
 use support::process::{Signal, signal_pids};
@@ -305,20 +306,22 @@ async fn a_total_of_zero_is_sold_out_until_it_is_raised() {
 
 #[tokio::test]
 async fn a_changed_hold_time_applies_to_later_claims_only() {
-    let core = Core::start().await;
+    let clocked = ClockedCore::start(CoreOptions::default()).await;
+    let core = &clocked.core;
     core.create("demo", json!({"total": 5})).await;
     let claim = async |user: &str| core.claim("demo", user, "k").await.expect(201).json()["claim"].clone();
     assert_eq!(claim("alice").await["status"], "granted");
-    let changed = core.patch("demo", json!({"hold_seconds": 1})).await.expect(200).json();
-    assert_eq!((&changed["hold_seconds"], &changed["limits"]["total"]), (&json!(1), &json!(5)));
+    let changed = core.patch("demo", json!({"hold_seconds": 3600})).await.expect(200).json();
+    assert_eq!((&changed["hold_seconds"], &changed["limits"]["total"]), (&json!(3600), &json!(5)));
     let held = claim("bob").await;
     assert_eq!(held["status"], "held");
-    core.patch("demo", json!({"hold_seconds": 3600})).await.expect(200);
+    core.patch("demo", json!({"hold_seconds": 86_400})).await.expect(200);
     assert_eq!(claim("carol").await["status"], "held");
     let named = core.patch("demo", json!({"name": "New"})).await.expect(200).json();
-    assert_eq!(named["hold_seconds"], 3600, "an omitted field is unchanged");
+    assert_eq!(named["hold_seconds"], 86_400, "an omitted field is unchanged");
     core.patch("demo", json!({"hold_seconds": null})).await.expect(200);
     assert_eq!(claim("dave").await["status"], "granted");
+    clocked.move_by_hours(2).await;
     // Bob's hold still expires although the campaign no longer has a hold time. Carol's longer hold remains.
     eventually(SOON, || async {
         let taken = core.admin_get("/admin/v1/campaigns/demo").await.expect(200).json()["taken"].clone();

@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use crate::on_postgres::on_postgres;
 
 /// Well below the 30 s of a long poll, and long enough for a busy machine.
-const IMMEDIATE_MAX: Duration = Duration::from_secs(15);
+const IMMEDIATE_MAX: Duration = Duration::from_secs(20);
 
 /// Reads changes with one call, without retries: a 503 means that all slots are taken.
 async fn changes(core: &Core, query: &str) -> Reply {

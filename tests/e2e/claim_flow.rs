@@ -259,8 +259,8 @@ async fn all_of_a_users_many_claims_can_be_replayed() {
 /// many were granted.
 async fn claims_across_the_window(core: &Core, id: &str) -> (usize, usize) {
     let mut body = campaign(id, json!({}));
-    body["starts_at"] = json!(from_now(2));
-    body["ends_at"] = json!(from_now(4));
+    body["starts_at"] = json!(from_now(2)); // real time: a late claim is judged by its own time
+    body["ends_at"] = json!(from_now(4)); // real time
     core.create_with(body.clone()).await;
     let (opens, closes) = (ms(body["starts_at"].as_str().unwrap()), ms(body["ends_at"].as_str().unwrap()));
     let (mut early, mut granted) = (0, 0);

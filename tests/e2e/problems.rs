@@ -6,6 +6,7 @@ use std::time::Duration;
 use claimgate_shared::Code;
 use reqwest::Method;
 use serde_json::{Value, json};
+use support::clocked::ClockedCore;
 use support::core_client::API_TOKEN;
 use support::core_client::campaign;
 use support::core_process::DECISION;
@@ -15,7 +16,7 @@ use support::raw::{Raw, claim_head, status};
 use support::signing::{Signed, claim_id};
 use support::times::{from_now, ms, now_ms};
 use support::wait::{holds, until_status};
-use support::{Core, CoreOptions, Reply, SOON, eventually};
+use support::{Core, CoreOptions, Reply, SOON, eventually, promised};
 
 /// The expected answer for each code: status, title, whether it has `Retry-After`, and its members besides
 /// the common ones.
@@ -186,12 +187,14 @@ async fn existing_campaigns_and_stale_versions_are_conflicts() {
 
 #[tokio::test]
 async fn finished_claims_cannot_be_confirmed() {
-    let core = Core::start().await;
+    let clocked = ClockedCore::start(CoreOptions::default()).await;
+    let core = &clocked.core;
     let mut body = campaign("demo", json!({}));
-    body["hold_seconds"] = json!(1);
+    body["hold_seconds"] = json!(3600);
     core.create_with(body).await;
     let confirm = async |user: &str| core.transition(&claim_id("demo", user, "k"), "confirm").await;
     core.claim("demo", "ann", "k").await.expect(201);
+    clocked.move_by_hours(2).await;
     eventually(SOON, || async {
         let claim = core.look_up(&claim_id("demo", "ann", "k")).await.json();
         holds(claim["claim"]["status"] == "expired", || claim.to_string())
@@ -199,7 +202,6 @@ async fn finished_claims_cannot_be_confirmed() {
     .await;
     assert_eq!(expect_problem(&confirm("ann").await, "claim_expired")["claim"]["status"], "expired");
 
-    core.patch("demo", json!({"hold_seconds": 3600})).await.expect(200);
     core.claim("demo", "bob", "k").await.expect(201);
     core.transition(&claim_id("demo", "bob", "k"), "return").await.expect(200);
     assert_eq!(expect_problem(&confirm("bob").await, "claim_returned")["claim"]["status"], "returned");
@@ -416,7 +418,7 @@ async fn an_unresponsive_redis_leaves_the_outcome_unknown() {
     expect_problem(&refused, "unavailable");
     expect_problem(&view, "unavailable");
     expect_problem(&not_ready, "unavailable");
-    assert!(waited < DECISION, "answered only after {waited:?}");
+    assert!(waited < promised(DECISION), "answered only after {waited:?}");
     let won = until_status(SOON, &[200, 201], async || core.claim("demo", "a", "k").await).await;
     assert_eq!(won.json()["claim"]["sequence"], 2, "both tries made one claim");
     assert_eq!(core.sql().until("demo", 2).await.len(), 2);

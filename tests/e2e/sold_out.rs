@@ -7,6 +7,7 @@ use std::time::Duration;
 use reqwest::Method;
 use serde_json::{Value, json};
 use support::available::available;
+use support::clock::Clock;
 use support::core_client::API_TOKEN;
 use support::postgres::Postgres;
 use support::signing::Signed;
@@ -63,9 +64,12 @@ struct Pair {
 
 impl Pair {
     async fn start() -> Option<Self> {
+        Self::on(Servers::start().await).await
+    }
+
+    async fn on(redis: Servers) -> Option<Self> {
         let postgres = available("sold out, cached by two cores", Postgres::start().await)?;
         let url = postgres.database("claimgate").await;
-        let redis = Servers::start().await;
         let start = || {
             let options = CoreOptions::default().with("CLAIMGATE_DATABASE_URL", &url);
             options.with("CLAIMGATE_REDIS_URL", redis.url()).start()
@@ -146,16 +150,17 @@ async fn units_returned_at_another_core_can_be_claimed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn units_of_an_expired_hold_can_be_claimed() {
-    let Some(pair) = Pair::start().await else { return };
+    let clock = Clock::new();
+    let Some(pair) = Pair::on(Servers::start_on(&clock).await).await else { return };
     let body = json!({
-        "id": "held", "name": "Held", "starts_at": from_now(-60), "limits": {"total": 5}, "hold_seconds": 15,
+        "id": "held", "name": "Held", "starts_at": from_now(-60), "limits": {"total": 5}, "hold_seconds": 3600,
     });
     pair.granting.create_with(body).await;
     for user in 0..5 {
         pair.granting.claim("held", &format!("holder-{user}"), "k").await.expect(201);
     }
     pair.until_cached("held", "crowd").await;
-    // Claims are denied until the millisecond at which a hold expires.
+    pair.redis.move_clock(&clock, 3_600_000).await;
     until_status(SOON, &[200, 201], async || pair.refusing.claim("held", "patient", "k").await).await;
     let first = pair.refusing.look_up(&first_held_claim(&pair).await).await.expect(200);
     assert_eq!(first.json()["claim"]["status"], "expired");

@@ -135,12 +135,12 @@ async fn sql_agrees(fixture: &Fixture, checker: &Checker) {
     );
 }
 
-/// Confirms one hold, returns one and lets one expire. The units of the expired hold must become available
+/// Confirms one hold, returns two and lets one expire. The units of the expired hold must become available
 /// automatically.
 async fn holds_end(core: &Core) -> Checker {
     let limits = Limits { total: Some(3), ..LIMITS };
     let mut body = campaign("held", limits.json());
-    body["hold_seconds"] = json!(3);
+    body["hold_seconds"] = json!(3600);
     core.create_with(body).await;
     let checker = Checker::new("held", limits);
     let mut ids = Vec::new();
@@ -157,12 +157,18 @@ async fn holds_end(core: &Core) -> Checker {
         core.transition(&ids[1], "return").await.expect(200);
     }
     core.transition(&ids[1], "confirm").await.refused(409, "claim_returned");
+    // Nothing is expected of this hold before it expires.
+    core.patch("held", json!({"hold_seconds": 1})).await.expect(200); // real time
+    let short = id(&send_claim(core, &checker, "erin", "k", 1).await).to_owned();
     eventually(SOON, || async {
         let left = core.campaign("held").await["remaining"].clone();
-        holds(left == 2, || format!("{left} left"))
+        holds(left == 1, || format!("{left} left"))
     })
     .await;
-    core.transition(&ids[2], "confirm").await.refused(409, "claim_expired");
-    ids[1..].iter().for_each(|id| checker.ended(id));
+    core.transition(&short, "confirm").await.refused(409, "claim_expired");
+    core.transition(&ids[2], "return").await.expect(200);
+    for id in [&ids[1], &ids[2], &short] {
+        checker.ended(id);
+    }
     checker
 }

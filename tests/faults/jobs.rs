@@ -12,7 +12,7 @@ use support::process::{Signal, cpu_ms, runs, signal_group, signal_pid, signal_pi
 use support::sql::Sql;
 use support::topology::OWN;
 use support::wait::{holds, until_status};
-use support::{Core, RedisView, SOON, eventually};
+use support::{Core, RedisView, SOON, eventually, promised};
 use tokio::time::sleep;
 
 use crate::cores::entries_in_flight;
@@ -96,7 +96,7 @@ async fn a_hanging_load_does_not_block_other_loads_or_sweeps() {
         wins(&fixture.core, id, "alice").await;
         redis.relayed(id, SOON).await;
     }
-    create_holding(&fixture.core, "held", 3).await;
+    create_holding(&fixture.core, "held", 3).await; // real time: nothing is expected before
     let held = fixture.sql.hold_campaign("stuck").await;
     row.fault();
     redis.query::<()>(&["DEL", &key("stuck", "users")]).await;
@@ -106,7 +106,7 @@ async fn a_hanging_load_does_not_block_other_loads_or_sweeps() {
     row.fault();
     redis.query::<()>(&["DEL", &key("lost", "users")]).await;
     wins(&fixture.core, "lost", "bob").await;
-    until_returned(&redis, "held", Duration::from_secs(8)).await;
+    until_returned(&redis, "held", promised(Duration::from_secs(8))).await;
     redis.relayed("lost", SOON).await;
     fixture.core.once().claim("stuck", "bob", "k").await.refused(503, "campaign_not_ready");
     held.release().await;
@@ -158,7 +158,7 @@ async fn holds_of_a_dead_core_are_expired_by_another_core() {
     let row = Row::begin("holds of a dead core are expired by another");
     let Some(mut fixture) = row.needs(Fixture::two_cores().await) else { return };
     let redis = fixture.redis().await;
-    create_holding(&fixture.core, "held", 4).await;
+    create_holding(&fixture.core, "held", 4).await; // real time: nothing is expected before
     fixture.core.claim("held", "alice", "k").await.expect(201);
     redis.relayed("held", SOON).await;
     row.kill();
@@ -191,7 +191,7 @@ async fn relays_despite_broken(
             wins(&fixture.core, id, &format!("later-{round}")).await;
         }
         for id in ["fine1", "fine2"] {
-            redis.relayed(id, Duration::from_secs(5)).await;
+            redis.relayed(id, promised(Duration::from_secs(5))).await;
         }
     }
     let (lines, calls) = (fixture.core.log().lines().count(), redis.calls(&[]).await);
@@ -287,7 +287,7 @@ async fn an_unreadable_row_does_not_block_changes_or_startup() {
 /// s. Core does not use the time of the change.
 pub async fn in_force(sql: &Sql, redis: &RedisView, id: &str, total: u32) {
     sql.change_campaign(id, &format!("total = {total}, changed_at = 1")).await;
-    eventually(Duration::from_secs(2), || async {
+    eventually(promised(Duration::from_secs(2)), || async {
         let found = redis.counter(id, "total").await;
         holds(found == u64::from(total), || format!("total {found} of {id} is in force, not {total}"))
     })
@@ -377,14 +377,14 @@ async fn readiness_changes_when_sql_or_redis_hangs() {
     fixture.core.create("demo", json!({"total": 100})).await;
     row.fault();
     fixture.postgres().freeze();
-    until_readyz_says(&fixture.core, 200, "down", READINESS_MAX).await;
+    until_readyz_says(&fixture.core, 200, "down", promised(READINESS_MAX)).await;
     fixture.core.claim("demo", "alice", "k").await.expect(201);
     fixture.postgres().thaw();
     until_readyz_says(&fixture.core, 200, "up", SOON).await;
     row.fault();
     let redis = fixture.redis_pids().await;
     signal_pids(&redis, Signal::STOP);
-    until_readyz_says(&fixture.core, 503, "Redis is unavailable", READINESS_MAX).await;
+    until_readyz_says(&fixture.core, 503, "Redis is unavailable", promised(READINESS_MAX)).await;
     signal_pids(&redis, Signal::CONT);
     until_readyz_says(&fixture.core, 200, "up", SOON).await;
     row.passed(1, "changed in time in both directions");
@@ -406,7 +406,7 @@ async fn until_readyz_says(core: &Core, status: u16, text: &str, within: Duratio
 async fn stops_in_time(core: &mut Core, redis: Option<u32>) -> Duration {
     let started = Instant::now();
     core.process().signal(Signal::TERM);
-    let status = core.process().wait(STOPPED_MAX).await;
+    let status = core.process().wait(promised(STOPPED_MAX)).await;
     assert!(status.success(), "{status}\n{}", core.log());
     let took = started.elapsed();
     if let Some(redis) = redis {
@@ -483,7 +483,7 @@ async fn ctrl_c_in_a_terminal_signals_only_core() {
     let redis = fixture.core.redis_pid().await;
     row.fault();
     signal_group(fixture.core.pid(), Signal::INT);
-    assert!(fixture.core.process().wait(STOPPED_MAX).await.success(), "{}", fixture.core.log());
+    assert!(fixture.core.process().wait(promised(STOPPED_MAX)).await.success(), "{}", fixture.core.log());
     assert!(!runs(redis), "Redis {redis} outlived its core");
     let log = fixture.core.data_file("redis/redis.log");
     assert!(log.contains("SIGTERM") && !log.contains("SIGINT"), "{log}");

@@ -5,10 +5,11 @@ use std::process::Command;
 
 use serde_json::json;
 use support::checker::{Checker, Expect, Limits, Promise};
+use support::clock::Clock;
 use support::core_client::campaign;
 use support::inspect::key;
 use support::storm::ClaimOutcome;
-use support::{Core, SOON, eventually, wait::holds};
+use support::{Core, CoreOptions, SOON, Servers, eventually, wait::holds};
 use tempfile::TempDir;
 
 use crate::fixture::{Fixture, ROOMY};
@@ -212,7 +213,8 @@ async fn an_older_redis_copy_grants_nothing_after_a_restart() {
 /// Confirms and returns do not raise the sequence number. A copy that lacks only them must be detected
 /// nevertheless.
 async fn older_by_a_transition(row: Row, verb: &str, hold_seconds: Option<u32>) {
-    let mut fixture = Fixture::external().await;
+    let clock = Clock::new();
+    let mut fixture = Fixture::on(Servers::start_on(&clock).await, CoreOptions::default()).await;
     let limits = Limits { total: Some(10), per_user: Some(1), per_user_per_day: None };
     let mut body = campaign("demo", limits.json());
     body["hold_seconds"] = json!(hold_seconds);
@@ -231,8 +233,8 @@ async fn older_by_a_transition(row: Row, verb: &str, hold_seconds: Option<u32>) 
     row.kill();
     copy.restore(&mut fixture).await;
     if hold_seconds.is_some() {
-        // By now, the holds in the copy are due.
-        tokio::time::sleep(std::time::Duration::from_secs(4)).await;
+        // The holds in the copy are due.
+        fixture.move_clock(&clock, 2 * 3_600_000).await;
         no_new_user_wins(&checker, &fixture.core).await;
     }
     fixture.judge(row, &checker, Expect::default()).await;
@@ -240,7 +242,8 @@ async fn older_by_a_transition(row: Row, verb: &str, hold_seconds: Option<u32>) 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_copy_that_lacks_only_confirms_is_detected() {
-    older_by_a_transition(Row::begin("keys lost: a copy that lacks only confirms"), "confirm", Some(4)).await;
+    older_by_a_transition(Row::begin("keys lost: a copy that lacks only confirms"), "confirm", Some(3600))
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -12,12 +12,15 @@ use support::inspect::key;
 use support::only_on;
 use support::process::fast_disk;
 use support::topology::ONE_SERVER;
-use support::{RedisServer, RedisView};
+use support::wait::holds;
+use support::{RedisServer, RedisView, SOON, eventually, promised};
 use tokio::time::sleep;
 
 use crate::tally::Row;
 
 const LEASE: Duration = Duration::from_millis(600);
+/// Does not expire during a test.
+const LONG_LEASE: Duration = Duration::from_mins(10);
 
 /// A Redis server for any number of lease holders.
 struct Locks {
@@ -50,17 +53,17 @@ async fn a_late_holder_cannot_release_a_new_holders_lease() {
     let row = Row::begin("lease: a late holder cannot release a newer holder's lease");
     let locks = Locks::new().await;
     let (slow, quick, third) = (locks.owner(), locks.owner(), locks.owner());
-    let late = slow.try_acquire("work", LEASE).await.unwrap();
-    assert!(is_taken(&quick.try_acquire("work", LEASE).await));
+    let late = slow.try_acquire("work", LONG_LEASE).await.unwrap();
+    assert!(is_taken(&quick.try_acquire("work", LONG_LEASE).await));
     // Simulates a holder that slept past its lease.
     row.fault();
     locks.redis().await.query::<()>(&["DEL", "cg:lease:{work}"]).await;
-    let held = quick.try_acquire("work", LEASE).await.unwrap();
+    let held = quick.try_acquire("work", LONG_LEASE).await.unwrap();
     assert!(held.token() > late.token(), "{} after {}", held.token(), late.token());
     assert!(!late.release().await.unwrap(), "the late holder must not release the lease");
-    assert!(is_taken(&third.try_acquire("work", LEASE).await), "the lease must still be held");
+    assert!(is_taken(&third.try_acquire("work", LONG_LEASE).await), "the lease must still be held");
     assert!(held.release().await.unwrap());
-    third.try_acquire("work", LEASE).await.unwrap().release().await.unwrap();
+    third.try_acquire("work", LONG_LEASE).await.unwrap().release().await.unwrap();
     row.passed(7, "the late release had no effect");
 }
 
@@ -73,9 +76,9 @@ async fn a_late_holder_learns_that_its_lease_is_lost() {
     let late = slow.try_acquire("work", LEASE).await.unwrap();
     row.fault();
     locks.redis().await.query::<()>(&["DEL", "cg:lease:{work}"]).await;
-    let held = quick.try_acquire("work", LEASE).await.unwrap();
-    sleep(LEASE).await;
-    assert!(late.is_lost() && !held.is_lost());
+    let held = quick.try_acquire("work", LONG_LEASE).await.unwrap();
+    eventually(SOON, || async { holds(late.is_lost(), || "the holder does not know".to_owned()) }).await;
+    assert!(!held.is_lost());
     row.passed(2, "its watchdog reported the loss");
 }
 
@@ -189,15 +192,17 @@ async fn a_lease_is_renewed_while_its_work_runs() {
     let row = Row::begin("lease: renewed while the work runs");
     let locks = Locks::new().await;
     let (worker, other) = (locks.owner(), locks.owner());
-    let lease = worker.try_acquire("work", LEASE).await.unwrap();
-    for _ in 0..12 {
-        sleep(LEASE / 4).await;
-        assert!(is_taken(&other.try_acquire("work", LEASE).await));
+    // A machine that stands still for as long loses it.
+    let ttl = Duration::from_secs(3);
+    let lease = worker.try_acquire("work", ttl).await.unwrap();
+    for _ in 0..8 {
+        sleep(ttl / 4).await;
+        assert!(is_taken(&other.try_acquire("work", ttl).await));
     }
     assert!(!lease.is_lost());
     lease.release().await.unwrap();
-    other.try_acquire("work", LEASE).await.unwrap();
-    row.passed(14, "held for three times its TTL");
+    other.try_acquire("work", ttl).await.unwrap();
+    row.passed(10, "held for twice its TTL");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -208,13 +213,12 @@ async fn a_crashed_holders_lease_expires() {
     let (crashed, other) = (locks.owner(), locks.owner());
     row.fault();
     // Drop the lease without releasing it, as when a process dies: the lease is no longer renewed.
-    drop(crashed.try_acquire("work", LEASE).await.unwrap());
     let started = Instant::now();
-    assert!(is_taken(&other.try_acquire("work", LEASE).await));
-    other.acquire("work", LEASE, LEASE * 5).await.unwrap().release().await.unwrap();
+    drop(crashed.try_acquire("work", LEASE).await.unwrap());
+    other.acquire("work", LEASE, SOON).await.unwrap().release().await.unwrap();
     let waited = started.elapsed();
-    assert!(waited >= LEASE / 2 && waited < LEASE * 3, "free after {waited:?}");
-    row.passed(3, &format!("free after {waited:?} of a lease of {LEASE:?}"));
+    assert!(waited >= LEASE && waited < promised(LEASE * 3), "free after {waited:?}");
+    row.passed(2, &format!("free after {waited:?} of a lease of {LEASE:?}"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -223,13 +227,13 @@ async fn a_lease_is_reentrant_for_its_owner() {
     let row = Row::begin("lease: reentrant for its owner");
     let locks = Locks::new().await;
     let (owner, other) = (locks.owner(), locks.owner());
-    let outer = owner.try_acquire("work", LEASE).await.unwrap();
-    let inner = owner.try_acquire("work", LEASE).await.unwrap();
+    let outer = owner.try_acquire("work", LONG_LEASE).await.unwrap();
+    let inner = owner.try_acquire("work", LONG_LEASE).await.unwrap();
     assert_eq!(inner.token(), outer.token());
     assert!(inner.release().await.unwrap());
-    assert!(is_taken(&other.try_acquire("work", LEASE).await), "acquired twice, released once");
+    assert!(is_taken(&other.try_acquire("work", LONG_LEASE).await), "acquired twice, released once");
     assert!(outer.release().await.unwrap());
-    other.try_acquire("work", LEASE).await.unwrap();
+    other.try_acquire("work", LONG_LEASE).await.unwrap();
     row.passed(6, "free after as many releases as acquisitions");
 }
 
@@ -240,13 +244,16 @@ async fn waiting_for_a_lease_backs_off() {
     let row = Row::begin("lease: waiting backs off");
     let locks = Locks::new().await;
     let (holder, waiting) = (locks.owner(), locks.owner());
-    let lease = holder.try_acquire("work", Duration::from_secs(30)).await.unwrap();
+    let lease = holder.try_acquire("work", LONG_LEASE).await.unwrap();
     let redis = locks.redis().await;
     redis.query::<()>(&["CONFIG", "RESETSTAT"]).await;
     let (timeout, started) = (Duration::from_secs(2), Instant::now());
     assert!(is_taken(&waiting.acquire("work", LEASE, timeout).await));
     let waited = started.elapsed();
-    assert!(waited >= timeout && waited < timeout + Duration::from_secs(1), "gave up after {waited:?}");
+    assert!(
+        waited >= timeout && waited < promised(timeout + Duration::from_secs(1)),
+        "gave up after {waited:?}"
+    );
     let stats: String = redis.query(&["INFO", "commandstats"]).await;
     let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=")).unwrap();
     let calls: u32 = calls.split(',').next().unwrap().parse().unwrap();

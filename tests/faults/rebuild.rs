@@ -1,11 +1,11 @@
 //! Measures how long it takes to load a large campaign from SQL.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 use support::inspect::key;
 use support::sql::Claims;
-use support::{SOON, binary, eventually, heavy, wait::holds};
+use support::{SOON, binary, eventually, heavy, promised, wait::holds};
 
 use crate::fixture::Fixture;
 use crate::tally::Row;
@@ -13,6 +13,7 @@ use crate::tally::Row;
 /// Number of claims unless `CLAIMS` is set; a debug build of core uses a tenth.
 const CLAIMS: u64 = 1_000_000;
 /// Time limit of the load.
+const WAIT: Duration = Duration::from_secs(60);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_large_campaign_is_rebuilt_from_sqlite() {
@@ -41,7 +42,7 @@ async fn rebuild(row: Row, fixture: Fixture) {
     let keys = ["campaign", "users", "claims", "holds", "outbox"].map(|what| key("demo", what));
     let command: Vec<&str> = std::iter::once("UNLINK").chain(keys.iter().map(String::as_str)).collect();
     fixture.redis().await.query::<u64>(&command).await;
-    let view = eventually(SOON, || async {
+    let view = eventually(promised(WAIT), || async {
         let view = fixture.core.admin_get("/admin/v1/campaigns/demo").await.json();
         holds(view["ready"] == true && view["taken"] == count, || view.to_string()).map(|()| view)
     })

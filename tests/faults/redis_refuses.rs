@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::json;
 use support::topology::OWN;
 use support::wait::{holds, until_status};
-use support::{Core, CoreOptions, RedisServer, RedisView, SOON, eventually, only_on};
+use support::{Core, CoreOptions, RedisServer, RedisView, SOON, eventually, only_on, promised};
 
 use crate::tally::Row;
 
@@ -15,7 +15,7 @@ const REPORT_MAX: Duration = Duration::from_secs(5);
 
 /// Waits until readiness and metrics report that Redis is down with this reason, or that Redis works.
 async fn until_reported(core: &Core, reason: Option<&str>) {
-    eventually(REPORT_MAX, || async {
+    eventually(promised(REPORT_MAX), || async {
         let ready = core
             .client()
             .once()

@@ -157,7 +157,7 @@ async fn an_eviction_completes_once_a_replica_has_it() {
     let core = options.with("RUST_LOG", "info,claimgate_core::jobs=debug").start().await;
     has_members(&core, 2).await;
     let mut body = campaign("demo", json!({"total": 20}));
-    body["ends_at"] = json!(from_now(2));
+    body["ends_at"] = json!(from_now(-1));
     core.create_with(body).await;
     let (sql, redis) = (Sql::in_directory(&core.data_dir()), set.view(0).await);
     let dropped = "SELECT keys_dropped, token FROM campaigns WHERE id = $1 AND evicted_at IS NOT NULL";

@@ -11,7 +11,7 @@ use support::process::{Signal, signal_pid};
 use support::raw::{Raw, claim_request};
 use support::storm::ClaimOutcome;
 use support::topology::ONE_SERVER;
-use support::wait::holds;
+use support::wait::reaches;
 use support::{SOON, eventually};
 use tokio::time::sleep;
 
@@ -164,7 +164,7 @@ async fn claims_are_decided_after_their_client_is_gone() {
     // The claims are decided automatically, before the retries below.
     eventually(SOON, || async {
         let rows = fixture.sql.claims("demo").await;
-        holds(rows.len() == 21, || format!("{} claims in SQL", rows.len()))
+        reaches(rows.len(), 21, "claims in SQL")
     })
     .await;
     for at in 0..20 {

@@ -15,8 +15,8 @@ use support::process::Signal;
 use support::small_disk::SmallDisk;
 use support::sql::Sql;
 use support::topology::OWN;
-use support::wait::holds;
-use support::{Core, CoreOptions, RedisServer, SOON, Servers, eventually, heavy};
+use support::wait::{holds, reaches};
+use support::{Core, CoreOptions, RedisServer, SOON, Servers, eventually, heavy, promised};
 use tokio::time::{Instant, sleep};
 
 use crate::fixture::{Fixture, ROOMY};
@@ -31,7 +31,7 @@ const FAULT_TIME: Duration = Duration::from_secs(10);
 /// Waits until readiness and metrics report SQL's state and, if it is down, the reason.
 async fn until_reported(core: &Core, reason: Option<&str>) {
     let state = if reason.is_none() { "up" } else { "down" };
-    eventually(REPORT_MAX, || async {
+    eventually(promised(REPORT_MAX), || async {
         let ready = core.get("/readyz").await;
         holds(ready.status == 200 && ready.json()["sql"] == state, || ready.text())?;
         let reported_reason = ready.json()["sql_reason"].as_str().map(str::to_owned);
@@ -45,9 +45,9 @@ async fn until_reported(core: &Core, reason: Option<&str>) {
 /// Waits until SQL has `count` claims, within a short time because the fault has ended.
 async fn until_relayed(fixture: &Fixture, count: usize) {
     let over = Instant::now();
-    eventually(REPORT_MAX, || async {
+    eventually(promised(REPORT_MAX), || async {
         let rows = fixture.sql.claims("demo").await.len();
-        holds(rows == count, || format!("SQL has {rows} of {count} claims"))
+        reaches(rows, count, "claims in SQL")
     })
     .await;
     crate::tally::say(&format!("relayed {:.1?} after the fault's end", over.elapsed()));
@@ -88,7 +88,7 @@ async fn claims_continue_while_sql_is_a_standby() {
     proxy.point_at(standby.socket());
     checker.win(&fixture.core, 10..60).await;
     until_reported(&fixture.core, Some("read_only")).await;
-    fixture.core.until_logged(REPORT_MAX, &["part=\"sql\"", "standby"]).await;
+    fixture.core.until_logged(promised(REPORT_MAX), &["part=\"sql\"", "standby"]).await;
     while moved.elapsed() < FAULT_TIME {
         pause_is_rejected(&fixture.core).await;
         sleep(Duration::from_millis(500)).await;
@@ -143,7 +143,7 @@ async fn refuses<T>(
     row.fault();
     let fault = begin(&fixture).await;
     until_reported(&fixture.core, Some(reason)).await;
-    fixture.core.until_logged(REPORT_MAX, logged).await;
+    fixture.core.until_logged(promised(REPORT_MAX), logged).await;
     checker.win(&fixture.core, 10..60).await;
     pause_is_rejected(&fixture.core).await;
     end(&fixture, fault).await;
@@ -192,7 +192,7 @@ async fn the_relay_keeps_working_with_three_role_connections() {
     let url = with_connections(&postgres, 3).await;
     let sql = Sql::open(&postgres.url("claimgate"));
     let fixture = core_on(url, postgres, sql).await;
-    fixture.core.until_logged(REPORT_MAX, &["WARN", "3 connections", "17"]).await;
+    fixture.core.until_logged(promised(REPORT_MAX), &["WARN", "3 connections", "17"]).await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     for round in 0..5 {
         row.fault();
@@ -226,9 +226,9 @@ async fn the_relay_keeps_working_behind_a_pool_of_three() {
     let replies = futures_util::future::join_all(crowd).await;
     assert!(replies.iter().all(|reply| [200, 503].contains(&reply.status)), "{replies:?}");
     checker.win(&fixture.core, 0..10).await;
-    eventually(2 * REPORT_MAX, || async {
+    eventually(promised(2 * REPORT_MAX), || async {
         let rows = fixture.sql.claims("demo").await.len();
-        holds(rows == 10, || format!("SQL has {rows} of 10 claims"))
+        reaches(rows, 10, "claims in SQL")
     })
     .await;
     fixture.judge(row, &checker, Expect::default()).await;
@@ -298,7 +298,7 @@ async fn claims_continue_while_the_postgres_disk_is_full() {
     disk.fill();
     let users = win_until_the_disk_is_full(&fixture, &checker, 10).await;
     until_reported(&fixture.core, Some("no_space")).await;
-    fixture.core.until_logged(REPORT_MAX, &["part=\"sql\"", "No space left on device"]).await;
+    fixture.core.until_logged(promised(REPORT_MAX), &["part=\"sql\"", "No space left on device"]).await;
     sleep(Duration::from_secs(3)).await;
     until_reported(&fixture.core, Some("no_space")).await;
     disk.empty();
@@ -335,7 +335,7 @@ async fn survives_a_shutdown(row: Row, signal: Signal) {
     fixture.sql = Sql::open(&fixture.postgres().url("claimgate"));
     row.fault();
     fixture.postgres().stop(signal);
-    eventually(REPORT_MAX, || async {
+    eventually(promised(REPORT_MAX), || async {
         let ready = fixture.core.get("/readyz").await;
         holds(ready.json()["sql"] == "down", || ready.text())
     })

@@ -18,7 +18,7 @@ use support::postgres::Postgres;
 use support::signing::claim_id;
 use support::times::from_now;
 use support::wait::{holds, until_status};
-use support::{SOON, eventually};
+use support::{SOON, eventually, promised};
 use tempfile::TempDir;
 
 use crate::fixture::Fixture;
@@ -247,10 +247,10 @@ async fn a_heartbeat_fails_soon_while_sql_hangs() {
     let (heartbeat, others) =
         tokio::join!(sql.heartbeat(&core), join_all((0..20).map(|_| sql.campaign(&campaign))));
     assert!(heartbeat.is_err() && others.iter().all(Result::is_err), "SQL must hang");
-    assert!(sent_at.elapsed() < HEARTBEAT_MAX, "{:?}", sent_at.elapsed());
+    assert!(sent_at.elapsed() < promised(HEARTBEAT_MAX), "{:?}", sent_at.elapsed());
     let sent_at = Instant::now();
     sql.heartbeat(&core).await.expect_err("SQL must hang");
-    assert!(sent_at.elapsed() < HEARTBEAT_MAX, "{:?}", sent_at.elapsed());
+    assert!(sent_at.elapsed() < promised(HEARTBEAT_MAX), "{:?}", sent_at.elapsed());
     postgres.thaw();
     eventually(SOON, || async { sql.heartbeat(&core).await.map_err(|fault| fault.to_string()) }).await;
     sql.campaign(&campaign).await.expect("SQL answers").expect("a campaign");

@@ -14,7 +14,7 @@ use support::postgres::Postgres;
 use support::signing::claim_id;
 use support::sql::Sql;
 use support::wait::holds;
-use support::{Core, CoreOptions, SOON, claim_body, eventually, heavy};
+use support::{Core, CoreOptions, SOON, claim_body, eventually, heavy, promised};
 
 use crate::fixture::{Fixture, ROOMY};
 use crate::tally::Row;
@@ -81,7 +81,7 @@ async fn all_get_503(core: &Core, calls: Vec<RequestBuilder>) -> Duration {
         let took = started.elapsed();
         assert_eq!((reply.status, reply.code().as_str()), (503, "unavailable"), "{what}: {}", reply.text());
         assert!(!reply.header("retry-after").is_empty(), "{what}: no Retry-After");
-        assert!(took < ANSWER_MAX, "{what} was answered only after {took:?}");
+        assert!(took < promised(ANSWER_MAX), "{what} was answered only after {took:?}");
         took
     });
     join_all(timed).await.into_iter().max().unwrap_or_default()
@@ -116,20 +116,20 @@ async fn survive(
             }
             longest
         },
-        until_reported(&fixture.core, "down", REPORT_MAX),
+        until_reported(&fixture.core, "down", promised(REPORT_MAX)),
         checker.win(&fixture.core, 10..150),
     );
     let left_out = fixture.core.claim("demo", "u1", "k").await;
     left_out.expect(200);
     back(&mut fixture);
     let started = Instant::now();
-    eventually(RELAYED_MAX, || async {
+    eventually(promised(RELAYED_MAX), || async {
         let rows = fixture.sql.claims("demo").await.len();
         holds(rows == 150, || format!("SQL has {rows} claims\n{}", fixture.core.log()))
     })
     .await;
     let relayed = started.elapsed();
-    until_reported(&fixture.core, "up", REPORT_MAX).await;
+    until_reported(&fixture.core, "up", promised(REPORT_MAX)).await;
     fixture.core.look_up(&claim).await.expect(200);
     crate::tally::say(&format!("answered within {longest:.2?}, relayed {relayed:.1?} after SQL was back"));
     fixture.judge(row, &checker, Expect::default()).await;
@@ -217,7 +217,7 @@ async fn writers_to_a_locked_sqlite_get_503_in_time() {
     let started = Instant::now();
     fixture.core.look_up(&claim_id("demo", "u1", "k")).await.expect(200);
     fixture.core.admin_get("/admin/v1/campaigns").await.expect(200);
-    assert!(started.elapsed() < Duration::from_secs(1), "readers waited {:?}", started.elapsed());
+    assert!(started.elapsed() < promised(Duration::from_secs(1)), "readers waited {:?}", started.elapsed());
     held.release().await;
     fixture.judge(row, &checker, Expect::default()).await;
 }

@@ -13,7 +13,7 @@ root=$PWD
 tree=$root/target/mutants/tree
 export CARGO_TARGET_DIR=${MUTANTS_TARGET:-$root/target/mutants/build}
 unset CLAIMGATE_BIN # tests the copy's program
-export SEED=${SEED:-1} OPERATIONS=${OPERATIONS:-40000} RUST_BACKTRACE=0
+export SEED=${SEED:-1} OPERATIONS=${OPERATIONS:-40000} PROMISES=1 RUST_BACKTRACE=0
 log=$root/target/mutants/logs
 check_only=
 if [ "${1-}" = --check ]; then check_only=yes && shift; fi

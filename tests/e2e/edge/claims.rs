@@ -6,7 +6,7 @@ use reqwest::Method;
 use serde_json::json;
 use support::times::from_now;
 use support::wait::{holds, until_status};
-use support::{SOON, eventually};
+use support::{SOON, eventually, promised};
 
 use super::{claims_sent_to_core, open_world, run, until_rejected_early};
 
@@ -167,7 +167,7 @@ fn the_campaign_view_is_cached_by_etag() {
         assert_eq!(head.header("etag"), etag);
 
         let _ = world.claim("views", "alice", "k1").await.expect(201);
-        eventually(Duration::from_secs(3), || async {
+        eventually(promised(Duration::from_secs(3)), || async {
             let request = world.request("GET", "/v1/campaigns/views").header("If-None-Match", &etag);
             let reply = world.send(request).await;
             holds(reply.status == 200, || format!("still {}", reply.status))

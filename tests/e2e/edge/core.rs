@@ -14,7 +14,7 @@ use support::process::{Signal, signal_pid};
 use support::pulse::MachineProbe;
 use support::raw::Raw;
 use support::wait::{holds, until_status};
-use support::{CoreOptions, Reply, eventually};
+use support::{CoreOptions, Reply, eventually, promised};
 use tokio::sync::{MutexGuard, OnceCell};
 
 use super::run_alone;
@@ -75,7 +75,7 @@ impl<'a> Crowd<'a> {
         let end = async {
             let result = fault.await;
             let over_at = Instant::now();
-            eventually(RECOVERY_MAX * 2, || async {
+            eventually(promised(RECOVERY_MAX * 2), || async {
                 holds(self.has_recovered(over_at), || "no claim was granted".to_owned())
             })
             .await;
@@ -112,7 +112,7 @@ impl<'a> Crowd<'a> {
 fn check_answers(fault: &str, (answers, back_after): (&[Answer], Duration)) -> (usize, usize) {
     let (mut granted, mut unknown) = (0, 0);
     for Answer { reply, took, was_late, .. } in answers {
-        assert!(*took < ANSWER_MAX || *was_late, "{fault}: {took:?} for {}", reply.text());
+        assert!(*took < promised(ANSWER_MAX) || *was_late, "{fault}: {took:?} for {}", reply.text());
         if reply.status == 503 {
             assert!(reply.header("retry-after").parse::<u32>().is_ok_and(|s| s >= 1), "{fault}: {reply:?}");
             unknown += 1;
@@ -126,14 +126,17 @@ fn check_answers(fault: &str, (answers, back_after): (&[Answer], Duration)) -> (
         "core {fault}: {granted} granted, {unknown} answered 503, the slowest after {slowest:.1?}; \
          recovered after {back_after:.1?}"
     );
-    assert!(back_after < RECOVERY_MAX, "{fault}: claims were granted again only after {back_after:?}");
+    assert!(
+        back_after < promised(RECOVERY_MAX),
+        "{fault}: claims were granted again only after {back_after:?}"
+    );
     (granted, unknown)
 }
 
 async fn campaign(world: &World, id: &str) {
     world.core.create(id, json!({"total": 1_000_000})).await;
     // A failed test may have left the circuit breaker open.
-    until_status(RECOVERY_MAX, &[200], async || world.view(id).await).await;
+    until_status(promised(RECOVERY_MAX), &[200], async || world.view(id).await).await;
     let _ = world.first_try(id, "before", "k").await.expect(201);
 }
 
@@ -178,8 +181,9 @@ fn with_core_stalled_every_answer_is_a_grant_or_a_503() {
         };
         let (answers, back_after, ()) = crowd.claim_through(stall).await;
         let (_, unknown) = check_answers("stalled", (&answers, back_after));
-        let at_once =
-            answers.iter().filter(|answer| answer.reply.status == 503 && answer.took < ANSWER_MAX / 10);
+        let at_once = answers
+            .iter()
+            .filter(|answer| answer.reply.status == 503 && answer.took < promised(ANSWER_MAX / 10));
         let at_once = at_once.count();
         assert!(at_once * 2 > unknown, "only {at_once} of {unknown} were answered without a wait");
     });
@@ -205,10 +209,10 @@ fn views_are_answered_in_time_while_core_is_stalled() {
         let answers = join_all(views).await;
         signal_pid(world.core.pid(), Signal::CONT);
         for (reply, took) in answers {
-            assert!(took < ANSWER_MAX, "{took:?}");
+            assert!(took < promised(ANSWER_MAX), "{took:?}");
             assert_eq!(reply.refused(503, "unavailable").header("retry-after"), "1");
         }
-        until_status(RECOVERY_MAX, &[200], async || world.view("other").await).await;
+        until_status(promised(RECOVERY_MAX), &[200], async || world.view("other").await).await;
     });
 }
 
@@ -222,7 +226,7 @@ fn a_browser_that_disconnects_does_not_delay_others() {
         world.proxy.delay_answers(Duration::from_millis(700));
         let mut raw = Raw::connect(world.edge.listen).await;
         raw.send(format!("GET /v1/campaigns/left HTTP/1.1\r\nHost: {}\r\n\r\n", world.edge.listen)).await;
-        eventually(RECOVERY_MAX, || async {
+        eventually(promised(RECOVERY_MAX), || async {
             let called = !world.proxy.requests_with("GET /internal/v1/campaigns/left ").is_empty();
             holds(called, || "core was not called".to_owned())
         })
@@ -232,7 +236,7 @@ fn a_browser_that_disconnects_does_not_delay_others() {
         let reply = world.view("left").await;
         world.proxy.delay_answers(Duration::ZERO);
         let _ = reply.expect(200);
-        assert!(began.elapsed() < Duration::from_millis(1_500), "{:?}", began.elapsed());
+        assert!(began.elapsed() < promised(Duration::from_millis(1_500)), "{:?}", began.elapsed());
     });
 }
 
@@ -246,7 +250,7 @@ fn the_log_contains_no_user_data() {
         let refused = world.send_once(claim).await;
         world.proxy.lose_all_answers(false);
         let _ = refused.refused(503, "unavailable");
-        eventually(RECOVERY_MAX, || async {
+        eventually(promised(RECOVERY_MAX), || async {
             holds(world.edge.log().contains("no answer from core"), || world.edge.log())
         })
         .await;
@@ -287,7 +291,7 @@ fn the_circuit_breaker_stops_calls_to_a_dead_core() {
         campaign(&world, "dead").await;
         world.core.kill();
         let calls = |world: &World| world.proxy.accepted();
-        eventually(RECOVERY_MAX, || async {
+        eventually(promised(RECOVERY_MAX), || async {
             let before = calls(&world);
             let refused = world.claim_once("dead", "alice", "k").await.refused(503, "unavailable");
             assert!(!refused.header("retry-after").is_empty());
@@ -305,7 +309,8 @@ fn the_circuit_breaker_stops_calls_to_a_dead_core() {
         let most = 2 * 2 * (FAILURES_MAX + 1 + took.as_millis() / 250);
         assert!(u128::try_from(called).unwrap() <= most, "{called} calls to a dead core in {took:?}");
         world.restart_core().await;
-        until_status(RECOVERY_MAX, &[200, 201], async || world.claim("dead", "bob", "k").await).await;
+        until_status(promised(RECOVERY_MAX), &[200, 201], async || world.claim("dead", "bob", "k").await)
+            .await;
     });
 }
 
@@ -327,7 +332,7 @@ fn claims_are_decided_while_sql_is_stalled() {
                 let claim = world.claim("live", &format!("u{n}-{try_at}"), "k").await;
                 let (view, took) = (world.view("live").await, began.elapsed());
                 assert_eq!((claim.status, view.status), (201, 200), "after {after}: {}", claim.text());
-                assert!(took < IMMEDIATE_MAX, "after {after}: {took:?}");
+                assert!(took < promised(IMMEDIATE_MAX), "after {after}: {took:?}");
             }
         };
         flows("nothing", 0).await;
@@ -347,6 +352,6 @@ fn claims_are_decided_while_sql_is_stalled() {
         all_unavailable(join_all(ids.iter().map(|id| world.claim_once(id, "winner", "k"))).await).await;
         flows("claims on unknown campaigns", 3).await;
         postgres.thaw();
-        until_status(RECOVERY_MAX * 2, &[200], async || world.look_up(id, "winner").await).await;
+        until_status(promised(RECOVERY_MAX * 2), &[200], async || world.look_up(id, "winner").await).await;
     });
 }

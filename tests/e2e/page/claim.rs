@@ -31,7 +31,7 @@ fn the_page_opens_on_time_and_a_reload_keeps_the_claim() {
         let (most_ms, least_ms) = (ms(&starts_at) - asked_ms, ms(&starts_at) - now_ms());
         assert!((least_ms - 1500..=most_ms + 1500).contains(&(left * 1000)), "{left} s left");
         page.check_layout("1-before").await;
-        let starts_at = from_now(12);
+        let starts_at = from_now(12); // real time: nothing is expected before
         world.core.patch("page-opens", json!({"starts_at": starts_at})).await.expect(200);
         page.until(BUTTON, false).await;
         // The page estimates the server's clock with an error of up to half a round trip. A slightly early

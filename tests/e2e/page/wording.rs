@@ -2,8 +2,12 @@
 
 use futures_util::future::join_all;
 use serde_json::json;
-use support::browser::Browser;
+use support::browser::{Browser, PHONE};
+use support::clocked::ClockedCore;
+use support::edge::{Runtime, World};
 use support::times::from_now;
+use support::wait::holds;
+use support::{CoreOptions, SOON, eventually};
 
 use super::{
     AGAIN_HIDDEN, BUTTON, CODE, FAKE_ANSWERS, PHASE, assert_message, in_browser, limits, page_world,
@@ -236,15 +240,27 @@ fn a_rate_limited_claim_is_retried_after_the_wait() {
 #[test]
 fn an_expired_or_returned_claim_is_shown_as_such() {
     in_browser("an_expired_or_returned_claim_is_shown_as_such", async {
-        let world = page_world().await;
+        let ClockedCore { core, redis, clock } = ClockedCore::start(CoreOptions::default()).await;
+        let world = World::before(core, Runtime::from_env(), "page-holding", "local", &[]).await;
         world.core.create("page-returned", limits()).await;
-        let rules = json!({"id": "page-held", "name": "Held", "starts_at": from_now(-60), "limits": limits(), "hold_seconds": 25});
+        let rules = json!({"id": "page-held", "name": "Held", "starts_at": from_now(-60), "limits": limits(), "hold_seconds": 3600});
         world.core.create_with(rules).await;
-        let page = visit(&world, "page-held", "").await;
+        let page = Browser::open("page-held", PHONE).await;
+        let source = "const real = Date.now; window.ahead = 0; Date.now = () => real() + window.ahead;";
+        page.devtools("Page.addScriptToEvaluateOnNewDocument", json!({"source": source})).await;
+        page.goto(&world.edge.url("/?campaign=page-held")).await;
         page.until(BUTTON, false).await;
         page.press("#claim").await;
         assert_message(&page, "held", "Reserved for you", "已为您保留").await;
         page.check_layout("3-held").await;
+        redis.move_clock(&clock, 3_600_000).await;
+        // Each view sets the page's clock by the server's again, until the page has looked at it.
+        eventually(SOON, || async {
+            page.eval("window.ahead += 3600000").await;
+            let code = page.eval(CODE).await;
+            holds(code == "claim_expired", || code.to_string())
+        })
+        .await;
         assert_message(&page, "claim_expired", "Your reservation has expired", "保留已过期").await;
         page.check_layout("7-expired").await;
 
