@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt::{self, Debug};
 use std::ops::RangeInclusive;
 
+use claimgate_core::engine::error::NoDecision;
 use claimgate_core::engine::lifecycle::recovery::Recovered;
 
 use super::compare;
@@ -28,6 +29,8 @@ pub struct Tally {
     pub crashes_in_flight: u64,
     pub loads: u64,
     pub compared: u64,
+    /// Calls that were repeated because their answer came too late.
+    pub unanswered: u64,
 }
 
 impl Tally {
@@ -43,6 +46,7 @@ impl Tally {
         self.crashes_in_flight += other.crashes_in_flight;
         self.loads += other.loads;
         self.compared += other.compared;
+        self.unanswered += other.unanswered;
     }
 }
 
@@ -69,6 +73,11 @@ struct Run {
 /// Plays the campaign of `seed` for `operations` operations; `Err` describes the difference and the last
 /// operations.
 pub async fn play(seed: u64, operations: u64) -> Result<Tally, String> {
+    play_with_stalls(seed, operations, 0).await
+}
+
+/// Plays a campaign like [`play`], and stops Redis before about `stalls` of 100 operations until a call gets no answer.
+pub async fn play_with_stalls(seed: u64, operations: u64, stalls: u32) -> Result<Tally, String> {
     let (rng, generator, rules) = Generator::of(seed);
     let system = System::start(&rules, generator.begins_at).await;
     let model = Model::new(rules);
@@ -86,20 +95,31 @@ pub async fn play(seed: u64, operations: u64) -> Result<Tally, String> {
         tally: Tally::default(),
         history: VecDeque::new(),
     };
+    let mut stall_rng = Rng::of(seed);
     while run.tally.operations < operations {
-        run.step().await.map_err(|error| run.failed(seed, &error))?;
+        let stall = stall_rng.percent(stalls);
+        run.step(stall).await.map_err(|error| run.failed(seed, &error))?;
     }
     run.relay().await.map_err(|error| run.failed(seed, &error))?;
+    run.tally.unanswered = run.system.unanswered();
     Ok(run.tally)
 }
 
 impl Run {
-    async fn step(&mut self) -> Result<(), String> {
+    /// Plays the next operation. With `stall`, Redis is stopped before it, if its first call is one to Redis by core.
+    async fn step(&mut self, stall: bool) -> Result<(), String> {
         let now = self.system.clock.now_ms();
         let operation = Generator::next_sql_operation(&mut self.sql_rng)
             .unwrap_or_else(|| self.generator.next(&mut self.rng, now, &self.model));
         self.log_operation(&operation);
         self.tally.operations += operation.weight();
+        let calls_redis = matches!(
+            operation,
+            Operation::Claims(_) | Operation::Transition(..) | Operation::LookUp(_) | Operation::Sweep
+        );
+        if stall && calls_redis {
+            self.system.stop_redis();
+        }
         match operation {
             Operation::Claims(attempts) => self.claims(&attempts).await,
             Operation::ClaimsInCrash(attempts, yields) => self.claims_in_crash(&attempts, yields).await,
@@ -115,14 +135,14 @@ impl Run {
             }
             Operation::Change(rules) => {
                 self.model.rules = rules;
-                self.system.change(&self.model.rules).await
+                Ok(self.system.change(&self.model.rules).await?)
             }
             Operation::Sweep => self.sweep(Recovered::Ready).await,
             Operation::Relay => self.relay().await,
             Operation::RelayCut(reads) => {
                 self.sweep(Recovered::Ready).await?;
                 self.kept_exactly = false;
-                self.system.relay_cut(reads).await
+                Ok(self.system.relay_cut(reads).await?)
             }
             Operation::RestartRedis => {
                 self.tally.restarts += 1;
@@ -157,34 +177,40 @@ impl Run {
     async fn claims(&mut self, attempts: &[ClaimAttempt]) -> Result<(), String> {
         let now = self.system.clock.now_ms();
         let due = self.model.holds.first().is_some_and(|(expires_at, _)| *expires_at <= now);
+        let answers = match self.system.claims(attempts).await {
+            Err(failure) if failure.is_unavailable() => return self.retry(attempts, None).await,
+            answers => answers?,
+        };
         let expected = decide(&mut self.model, now, &listed(attempts));
-        let answers = self.system.claims(attempts).await?;
         self.record(attempts, &expected);
         same_each(&expected, &answers)?;
         // Compare the states if this call also expired holds, because one may have affected the other.
         if due { self.compare().await } else { Ok(()) }
     }
 
-    /// Kills Redis with claims in flight. The first claim was decided or not; of the remaining claims, all or
-    /// none were decided. A retry shows which.
+    /// Kills Redis with claims in flight.
     async fn claims_in_crash(&mut self, attempts: &[ClaimAttempt], yields: u32) -> Result<(), String> {
         self.tally.crashes_in_flight += 1;
-        let (now, listed) = (self.system.clock.now_ms(), listed(attempts));
         let first = self.system.claims_in_crash(attempts, yields).await;
+        self.retry(attempts, first.ok()).await
+    }
+
+    /// Sends claims again whose answers may be missing. The first claim was decided or not; of the remaining claims, all
+    /// or none were decided. The retry shows which.
+    async fn retry(&mut self, attempts: &[ClaimAttempt], first: Option<Vec<Answer>>) -> Result<(), String> {
+        let (now, listed) = (self.system.clock.now_ms(), listed(attempts));
         let before = self.model.clone();
         let expected = decide(&mut self.model, now, &listed);
-        if let Ok(answers) = &first
-            && answers == &expected
-        {
+        if first.as_ref() == Some(&expected) {
             self.record(attempts, &expected);
         }
         let again = decide(&mut self.model, now, &listed);
-        let answers = self.ask_until_decided(attempts).await?;
+        let answers = self.system.claims_until_decided(attempts).await;
         if answers == again {
             self.record(attempts, &again);
             return Ok(());
         }
-        if first.is_ok() {
+        if first.is_some() {
             return same_each(&again, &answers);
         }
         let (one, rest) = listed.split_at(1);
@@ -201,17 +227,6 @@ impl Run {
         let expected = decide(&mut self.model, now, &listed);
         self.record(attempts, &expected);
         same_each(&expected, &answers)
-    }
-
-    async fn ask_until_decided(&self, attempts: &[ClaimAttempt]) -> Result<Vec<Answer>, String> {
-        let started = tokio::time::Instant::now();
-        loop {
-            match self.system.claims(attempts).await {
-                Err(error) if started.elapsed() > support::SOON => return Err(error),
-                Err(_) => tokio::time::sleep(std::time::Duration::from_millis(5)).await,
-                decided => return decided,
-            }
-        }
     }
 
     fn record(&mut self, attempts: &[ClaimAttempt], answers: &[Answer]) {
@@ -245,7 +260,13 @@ impl Run {
         if self.model.rules.hold_ms.is_some() {
             while self.model.expire(now) > 0 {}
         }
-        same(&expected, &self.system.maintain().await?)
+        let unanswered = self.system.unanswered();
+        let found = self.system.maintain().await?;
+        // A run without an answer may have loaded the campaign.
+        if found == Recovered::Ready && self.system.unanswered() > unanswered {
+            return Ok(());
+        }
+        same(&expected, &found)
     }
 
     async fn relay(&mut self) -> Result<(), String> {
@@ -323,7 +344,8 @@ impl Run {
     /// Checks that after a loss in Redis nothing is decided until everything is loaded from SQL.
     async fn loaded(&mut self, sequences: RangeInclusive<u64>) -> Result<(), String> {
         let refused = self.system.claims(&[ClaimAttempt::probe()]).await;
-        if !matches!(&refused, Err(why) if why.starts_with("campaign not ready")) {
+        let why = refused.as_ref().err().and_then(|failure| failure.no_decision);
+        if !matches!(why, Some(NoDecision::NotReady(_))) {
             return Err(format!("after a loss in Redis a claim was answered {refused:?}"));
         }
         let rows = u64::try_from(self.model.claims.len()).expect("a count");
@@ -354,7 +376,8 @@ impl Run {
         }
         let relayed = if relays { self.system.relay_starved().await } else { Ok(()) };
         self.system.starve(false).await;
-        if !matches!(&refused, Err(why) if why.contains("out of memory")) {
+        let why = refused.as_ref().err().and_then(|failure| failure.no_decision);
+        if why != Some(NoDecision::OutOfMemory) {
             return Err(format!("without memory, a claim was answered {refused:?}"));
         }
         relayed?;

@@ -1,5 +1,6 @@
 //! Core's modules except HTTP, with a real Redis server on a frozen clock and a real SQLite file.
 
+use std::cell::Cell;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,6 +8,7 @@ use std::time::Duration;
 use claimgate_core::config::sqlite_url;
 use claimgate_core::domain::campaign::Campaign;
 use claimgate_core::domain::campaign_change::NewCampaign;
+use claimgate_core::domain::claim_record::ClaimRecord;
 use claimgate_core::domain::claim_transition::ClaimTransition;
 use claimgate_core::engine::Engine;
 use claimgate_core::engine::campaign::handle::CampaignHandle;
@@ -22,8 +24,10 @@ use claimgate_shared::{
     Attempt, ClaimId, ClaimRequest, Limits as CoreLimits, PassRule, ShownPass, Timestamp, Version, Window,
 };
 use futures_util::future::{join, join_all};
+use rustix::process::Signal;
 use serde_json::json;
 use support::clock::FrozenClock;
+use support::process::signal_pids;
 use support::wait::eventually;
 use support::{RedisView, SOON, Servers, Sql};
 use tempfile::TempDir;
@@ -31,6 +35,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, yield_now};
 use tokio::time::Instant;
 
+use super::failure::Failure;
 use super::operations::ClaimAttempt;
 use super::reference::{AdminState, Answer, Id, Pass, Rules, Transition, View};
 use super::words;
@@ -48,6 +53,10 @@ pub struct System {
     copied: Vec<(String, Vec<u8>)>,
     /// Direct access to the database.
     tables: Sql,
+    /// Whether Redis is stopped until the next call has got no answer.
+    is_redis_stopped: Cell<bool>,
+    /// Number of calls that got no answer in time.
+    unanswered: Cell<u64>,
     _directory: TempDir,
 }
 
@@ -86,15 +95,65 @@ impl System {
         sql.create(&campaign, change_at(begins_at)).await.expect("SQL answers");
         let core = Core::start(&redis, &sql, campaign);
         core.engine.recovery.ensure_ready(&core.handle).await.expect("loaded");
-        Self { clock, redis, sql, core, copied: Vec::new(), tables, _directory: directory }
+        Self {
+            clock,
+            redis,
+            sql,
+            core,
+            copied: Vec::new(),
+            tables,
+            is_redis_stopped: Cell::new(false),
+            unanswered: Cell::new(0),
+            _directory: directory,
+        }
+    }
+
+    /// Stops Redis, without ending it, until the next call has got no answer.
+    pub fn stop_redis(&self) {
+        signal_pids(&self.redis.pids(), Signal::STOP);
+        self.is_redis_stopped.set(true);
+    }
+
+    /// Returns the number of calls that got no answer in time.
+    pub fn unanswered(&self) -> u64 {
+        self.unanswered.get()
+    }
+
+    /// Counts a call without an answer.
+    fn record<T>(&self, result: Result<T, Failure>) -> Result<T, Failure> {
+        if result.as_ref().is_err_and(Failure::is_unavailable) {
+            self.unanswered.update(|count| count + 1);
+            if self.is_redis_stopped.take() {
+                signal_pids(&self.redis.pids(), Signal::CONT);
+            }
+        }
+        result
+    }
+
+    /// Repeats a call, which must be safe to repeat, as long as its answer comes too late.
+    async fn answered<T, E: Into<Failure>>(
+        &self,
+        call: impl AsyncFn() -> Result<T, E>,
+    ) -> Result<T, Failure> {
+        eventually(SOON, || async {
+            match self.record(call().await.map_err(Into::into)) {
+                Err(failure) if failure.is_unavailable() => Err(failure.to_string()),
+                result => Ok(result),
+            }
+        })
+        .await
     }
 
     /// Sends claims concurrently; `Err` if any has no decision.
-    pub async fn claims(&self, attempts: &[ClaimAttempt]) -> Result<Vec<Answer>, String> {
+    pub async fn claims(&self, attempts: &[ClaimAttempt]) -> Result<Vec<Answer>, Failure> {
         let requests: Vec<_> = attempts.iter().map(request).collect();
         let decisions = requests.iter().map(|(request, pass)| self.core.claim(request, *pass));
-        let decisions = join_all(decisions).await.into_iter();
-        decisions.map(|decision| decision.as_ref().map(words::answer).map_err(ToString::to_string)).collect()
+        self.record(answers(join_all(decisions).await))
+    }
+
+    /// Sends the same claims until all have a decision.
+    pub async fn claims_until_decided(&self, attempts: &[ClaimAttempt]) -> Vec<Answer> {
+        eventually(SOON, || async { Ok(self.claims(attempts).await?) }).await
     }
 
     /// Sends claims concurrently and kills Redis after `yields`; restarts it afterwards.
@@ -102,7 +161,7 @@ impl System {
         &mut self,
         attempts: &[ClaimAttempt],
         yields: u32,
-    ) -> Result<Vec<Answer>, String> {
+    ) -> Result<Vec<Answer>, Failure> {
         let requests: Vec<_> = attempts.iter().map(request).collect();
         let decisions = requests.iter().map(|(request, pass)| self.core.claim(request, *pass));
         let redis = &mut self.redis;
@@ -114,8 +173,7 @@ impl System {
         };
         let (decisions, ()) = join(join_all(decisions), killed).await;
         self.restart_redis().await;
-        let decisions = decisions.into_iter();
-        decisions.map(|decision| decision.as_ref().map(words::answer).map_err(ToString::to_string)).collect()
+        answers(decisions)
     }
 
     /// Moves Redis' clock.
@@ -135,84 +193,85 @@ impl System {
         &self,
         attempt: &ClaimAttempt,
         transition: Transition,
-    ) -> Result<Option<View>, String> {
+    ) -> Result<Option<View>, Failure> {
         let transition = match transition {
             Transition::Confirm => ClaimTransition::Confirm,
             Transition::Return => ClaimTransition::Return,
         };
         let (core, id) = (&self.core, claim_id(attempt));
-        let changed = core.engine.stores.transition(&core.handle, &id, transition, "model").await;
+        let stores = &core.engine.stores;
+        let changed =
+            self.answered(async || stores.transition(&core.handle, &id, transition, "model").await).await;
         self.changed();
-        Ok(changed.map_err(|error| error.to_string())?.as_ref().map(words::record_view))
+        Ok(changed?.as_ref().map(words::record_view))
     }
 
     /// Reads the claim and the counters from Redis.
-    pub async fn look_up(&self, attempt: &ClaimAttempt) -> Result<(Counters, Option<View>), String> {
-        let found = self.core.engine.stores.read(&self.core.handle, Some(&claim_id(attempt))).await;
-        let (counters, record) = found.map_err(|error| error.to_string())?;
+    pub async fn look_up(&self, attempt: &ClaimAttempt) -> Result<(Counters, Option<View>), Failure> {
+        let (counters, record) = self.read(Some(&claim_id(attempt))).await?;
         Ok((counters, record.as_ref().map(words::record_view)))
     }
 
+    async fn read(&self, id: Option<&ClaimId>) -> Result<(Counters, Option<ClaimRecord>), Failure> {
+        self.answered(async || self.core.engine.stores.read(&self.core.handle, id).await).await
+    }
+
     /// Applies new rules: to SQL first, then to Redis.
-    pub async fn change(&self, rules: &Rules) -> Result<(), String> {
+    pub async fn change(&self, rules: &Rules) -> Result<(), Failure> {
         let before = self.core.handle.campaign();
         let after = with_rules(&before, rules);
         let changed = self.sql.change(before.version, &after, change_at(self.clock.now_ms())).await;
         let Ok(Some(Changed::Done(campaign) | Changed::Unchanged(campaign))) = changed else {
-            return Err(format!("{changed:?}"));
+            return Err(format!("{changed:?}").into());
         };
         self.core.engine.registry.update(campaign);
-        let changed = self.core.engine.changes.put_into_force(&self.core.handle, None).await;
+        let Core { engine, handle } = &self.core;
+        let changed = self.answered(async || engine.changes.put_into_force(handle, None).await).await;
         self.changed();
-        changed.map_err(|error| error.to_string())
+        changed
     }
 
     /// Pauses the campaign as an admin does; returns the version that SQL has afterwards.
-    pub async fn pause(&self) -> Result<u64, String> {
-        let (id, change) = (self.core.handle.campaign().id.clone(), change_at(self.clock.now_ms()));
-        let paused =
-            self.core.engine.changes.set_admin_state(&id, campaign::AdminState::Paused, change).await;
+    pub async fn pause(&self) -> Result<u64, Failure> {
+        let (id, now) = (self.core.handle.campaign().id.clone(), self.clock.now_ms());
+        let (changes, paused) = (&self.core.engine.changes, campaign::AdminState::Paused);
+        let result = self.answered(async || changes.set_admin_state(&id, paused, change_at(now)).await).await;
         self.changed();
-        paused.map_err(|error| error.to_string())?;
+        result?;
         let row = self.sql.campaign(&id).await.expect("SQL answers").expect("the campaign");
         Ok(row.version.get())
     }
 
     /// Runs the recovery on the campaign, which also expires holds.
-    pub async fn maintain(&self) -> Result<Recovered, String> {
-        let recovered = self.core.engine.recovery.maintain(&self.core.handle).await;
+    pub async fn maintain(&self) -> Result<Recovered, Failure> {
+        let Core { engine, handle } = &self.core;
+        let recovered = self.answered(async || engine.recovery.maintain(handle).await).await;
         self.changed();
-        recovered.map_err(|error| error.to_string())
+        recovered
     }
 
     /// Relays until the outbox is empty.
-    pub async fn relay(&self) -> Result<(), String> {
+    pub async fn relay(&self) -> Result<(), Failure> {
         let (stop, relay) = self.start_relay();
         let started = Instant::now();
         loop {
-            let (counters, _) = self
-                .core
-                .engine
-                .stores
-                .read(&self.core.handle, None)
-                .await
-                .map_err(|error| error.to_string())?;
+            let (counters, _) = self.read(None).await?;
             if counters.backlog == 0 {
                 break;
             }
             if started.elapsed() > SOON {
-                return Err(format!("{} events are still in the outbox", counters.backlog));
+                return Err(format!("{} events are still in the outbox", counters.backlog).into());
             }
         }
         stop.send_replace(true);
-        relay.await.map_err(|error| error.to_string())
+        relay.await.map_err(|error| error.to_string().into())
     }
 
     /// Relays during `reads` reads of the campaign, then aborts the relay at an arbitrary point.
-    pub async fn relay_cut(&self, reads: u32) -> Result<(), String> {
+    pub async fn relay_cut(&self, reads: u32) -> Result<(), Failure> {
         let (_stop, relay) = self.start_relay();
         for _ in 0..reads {
-            self.core.engine.stores.read(&self.core.handle, None).await.map_err(|error| error.to_string())?;
+            self.read(None).await?;
         }
         relay.abort();
         let _ = relay.await;
@@ -330,6 +389,10 @@ impl System {
         let totals = self.sql.totals(&id).await.expect("SQL answers");
         (page.rows, totals.taken)
     }
+}
+
+fn answers(decisions: Vec<Result<Decision, EngineError>>) -> Result<Vec<Answer>, Failure> {
+    decisions.into_iter().map(|decision| Ok(words::answer(&decision?))).collect()
 }
 
 /// Returns the model's id of a claim.

@@ -27,11 +27,42 @@ impl StoreError {
         Self::Redis(RedisStoreError::NotReady(reason))
     }
 
+    /// Returns why there was no decision.
+    pub fn no_decision(&self) -> NoDecision {
+        match self {
+            Self::Redis(RedisStoreError::NotReady(reason)) => NoDecision::NotReady(*reason),
+            Self::Redis(RedisStoreError::OutOfMemory(_)) => NoDecision::OutOfMemory,
+            Self::Redis(_) | Self::Sql(_) => NoDecision::Unavailable,
+        }
+    }
+
     /// Returns the reason if the error is that the campaign is not ready.
     pub fn not_ready_reason(&self) -> Option<NotReadyReason> {
-        match self {
-            Self::Redis(RedisStoreError::NotReady(reason)) => Some(*reason),
+        match self.no_decision() {
+            NoDecision::NotReady(reason) => Some(reason),
             _ => None,
+        }
+    }
+}
+
+/// Why a store made no decision. It is safe to repeat the call with the same ids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoDecision {
+    /// The campaign is not ready for this reason; nothing was decided.
+    NotReady(NotReadyReason),
+    /// Redis is out of memory; nothing was decided.
+    OutOfMemory,
+    /// The answer did not arrive in time, or is not usable: the call may have taken effect.
+    Unavailable,
+}
+
+impl NoDecision {
+    /// Returns the reason as a label of the metric of undecided claims.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NotReady(_) => "not_ready",
+            Self::OutOfMemory => "out_of_memory",
+            Self::Unavailable => "unavailable",
         }
     }
 }
@@ -168,6 +199,15 @@ pub enum EngineError {
 }
 
 impl EngineError {
+    /// Returns why a store made no decision; `None` if the call failed for another reason.
+    pub fn no_decision(&self) -> Option<NoDecision> {
+        match self {
+            Self::Store(error) => Some(error.no_decision()),
+            Self::NotInForce(error) => error.no_decision(),
+            _ => None,
+        }
+    }
+
     /// Returns whether SQL answered with data that this version cannot read.
     pub fn is_unreadable(&self) -> bool {
         matches!(self, Self::Store(error) if matches!(**error, StoreError::Sql(SqlError::Unreadable(_))))

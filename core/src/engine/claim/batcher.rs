@@ -23,10 +23,9 @@ use super::queue_state::{QueueState, QueueStates};
 use crate::domain::campaign::units_left;
 use crate::domain::claim_record::ClaimRecord;
 use crate::engine::campaign::handle::CampaignHandle;
-use crate::engine::error::{EngineError, StoreError};
+use crate::engine::error::EngineError;
 use crate::engine::stores::Stores;
 use crate::metrics;
-use crate::store::redis::RedisStoreError;
 use crate::store::redis::scripts::calls::WantedClaim;
 use crate::store::redis::scripts::replies::{Decided, Verdict};
 use crate::traces::{self, Trace};
@@ -288,7 +287,7 @@ impl Worker {
                     self.handle.mark_requested();
                     let error = Arc::new(error);
                     for claim in batch.drain(..) {
-                        metrics::undecided(reason_of(&error));
+                        metrics::undecided(error.no_decision().as_str());
                         let _ = claim.answer.send(Err(EngineError::Store(Arc::clone(&error))));
                     }
                 }
@@ -368,15 +367,6 @@ fn result_of(outcome: &Outcome) -> &'static str {
         Outcome::Held(_) => "held",
         Outcome::Replayed(_) => "replayed",
         Outcome::Denied(denial) => denial.code().as_str(),
-    }
-}
-
-/// Returns the metrics label of a claim that Redis did not decide.
-fn reason_of(error: &StoreError) -> &'static str {
-    match error {
-        StoreError::Redis(RedisStoreError::NotReady(_)) => "not_ready",
-        StoreError::Redis(RedisStoreError::OutOfMemory(_)) => "out_of_memory",
-        StoreError::Redis(_) | StoreError::Sql(_) => "unavailable",
     }
 }
 
