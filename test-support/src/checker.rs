@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -208,6 +208,32 @@ impl Checker {
             }
             signal_pid(pid, Signal::KILL);
         })
+    }
+
+    /// Returns what is wrong in the answers alone: limits that they exceed, and sequence numbers that two claims have. Where
+    /// Redis may lose claims, some of these claims no longer stand.
+    fn wrong_answers(&self) -> Vec<String> {
+        let limits = *self.limits.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let outcomes = self.outcomes.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut total, mut of_user, mut of_sequence, mut wrong) =
+            (0, BTreeMap::new(), BTreeMap::new(), vec![]);
+        for (attempt, outcome) in outcomes.iter() {
+            let ClaimOutcome::Claimed { id, sequence, .. } = outcome else { continue };
+            if let Some(other) = of_sequence.insert(sequence, id).filter(|other| *other != id) {
+                wrong.push(format!("{id} and {other} both have the sequence number {sequence}"));
+            }
+            if !ended.contains(id) {
+                total += u64::from(attempt.units);
+                *of_user.entry(&attempt.user).or_insert(0) += u64::from(attempt.units);
+            }
+        }
+        if total > limits.total.unwrap_or(u64::MAX) {
+            wrong.push(format!("{total} units were granted, more than {limits:?} allows"));
+        }
+        let of_users = of_user.into_iter().filter(|(_, units)| *units > limits.per_user.unwrap_or(u64::MAX));
+        wrong.extend(of_users.map(|(user, units)| format!("{user} was granted {units} units, {limits:?}")));
+        wrong
     }
 
     /// Waits until no core has work left, then checks everything. Panics with the first mismatch.
@@ -462,6 +488,24 @@ impl Checker {
     }
 }
 
+impl Drop for Checker {
+    /// A test that ends early never calls [`Checker::judge`]: prints whether the answers so far kept the guarantees, so that
+    /// a wrong answer is not taken for a slow machine.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let mut wrong = self.wrong_answers();
+            if wrong.is_empty() {
+                wrong.push(
+                    "they keep the limits in total and per user, and no sequence number repeats".to_owned(),
+                );
+            }
+            let verdict = wrong.join("\n");
+            let (calls, campaign) = (self.call_count(), &self.campaign);
+            eprintln!("{campaign}: {calls} answers until the test ended early: {verdict}");
+        }
+    }
+}
+
 impl Limits {
     /// Returns the limits as the API accepts them.
     pub fn json(&self) -> Value {
@@ -489,4 +533,30 @@ fn sequences_are_unique(rows: &[SqlClaim]) -> Vec<(u64, u64)> {
         last = sequence;
     }
     gaps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrong_answers_are_found_without_the_stores() {
+        let checker =
+            Checker::new("demo", Limits { total: Some(2), per_user: Some(1), per_user_per_day: None });
+        let claimed = |id: &str, sequence| ClaimOutcome::Claimed {
+            id: id.to_owned(),
+            sequence,
+            replayed: false,
+            remaining: None,
+        };
+        let attempt =
+            |user: &str, key: &str| ClaimAttempt { user: user.to_owned(), key: key.to_owned(), units: 1 };
+        checker.record(&attempt("a", "k"), claimed("1", 1));
+        checker.record(&attempt("b", "k"), claimed("2", 2));
+        assert!(checker.wrong_answers().is_empty());
+        checker.record(&attempt("b", "l"), claimed("3", 2));
+        assert_eq!(checker.wrong_answers().len(), 3);
+        checker.ended("3");
+        assert_eq!(checker.wrong_answers(), ["3 and 2 both have the sequence number 2"]);
+    }
 }
