@@ -151,6 +151,14 @@ impl Budget {
         None
     }
 
+    /// Drops the parts of a group that failed, so that the last `later` parts are left.
+    pub fn drop_parts(&mut self, now_s: f64, later: usize) {
+        let failed = self.parts.len().saturating_sub(later);
+        self.parts.drain(..failed);
+        self.round = 0;
+        self.part_began_s = now_s;
+    }
+
     /// Returns whether every later part can still have as many rounds if another round begins now.
     fn has_room(&self, now_s: f64) -> bool {
         let round_s = now_s - self.round_began_s;

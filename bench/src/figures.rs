@@ -193,6 +193,11 @@ impl Figures {
         }
     }
 
+    /// Removes the figures of a group that failed.
+    pub fn remove(&mut self, definitions: &[&'static Definition]) {
+        self.measured.retain(|figure| !definitions.contains(&figure.definition));
+    }
+
     /// Returns the median of a figure's rounds; NaN if it was not measured.
     pub fn value(&self, definition: &'static Definition) -> f64 {
         self.measured.iter().find(|figure| figure.definition == definition).map_or(f64::NAN, Figure::value)

@@ -1,7 +1,7 @@
 //! `bench`: measures claimgate and its baselines in one run.
 //! Exit status: 0 if everything was measured and verified, regardless of targets; 1 if a check or a server
-//! failed (without figures) or the run is void; 2 for wrong usage; 3 if the run ended early, with its figures
-//! so far.
+//! failed (the group then has no figures) or the run is void; 2 for wrong usage; 3 if the run ended early, with
+//! its figures so far.
 
 // Counts are converted to floating-point figures.
 #![allow(clippy::cast_precision_loss)]
@@ -41,6 +41,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
+use futures_util::FutureExt as _;
 use mimalloc::MiMalloc;
 use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
@@ -135,7 +136,7 @@ fn main() -> ExitCode {
 
 #[allow(clippy::print_stderr)] // the benchmark's output
 fn fail(error: &dyn std::fmt::Display) -> ExitCode {
-    eprintln!("bench: no valid figures: {error}");
+    eprintln!("bench: failed: {error}");
     ExitCode::from(1)
 }
 
@@ -155,6 +156,7 @@ async fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
     if let Some(why) = session.void {
         anyhow::bail!("this run is void: {why}");
     }
+    anyhow::ensure!(session.failed.is_empty(), "{}", session.failed.join("; "));
     Ok(session.ended_early.map_or(ExitCode::SUCCESS, |_| ExitCode::from(ENDED_EARLY)))
 }
 
@@ -200,10 +202,17 @@ async fn measure_or_stop(
     }
 }
 
+/// Measures one group after the other. A group that fails does not cost the others their figures.
 async fn measure(session: &mut Session, wanted: &[&'static Group]) -> anyhow::Result<()> {
+    let mut later: usize = wanted.iter().map(|group| group.parts.len()).sum();
     for group in wanted {
+        later -= group.parts.len();
         session.say(format_args!("{}: {}", group.name, group.about));
-        (group.run)(session).await.with_context(|| format!("group {}", group.name))?;
+        // The test support library panics if a server fails, after printing the reason.
+        let result = AssertUnwindSafe((group.run)(session)).catch_unwind().await;
+        if let Err(error) = result.unwrap_or_else(|_| Err(anyhow::anyhow!("see above"))) {
+            session.fail(group.figures, format!("group {}: {error:#}", group.name), later);
+        }
     }
     session.measure(async { Ok(()) }).await
 }
@@ -220,7 +229,7 @@ fn write(out: &Path, session: &Session, machine: &Value) -> anyhow::Result<()> {
 
 #[allow(clippy::print_stdout)] // the benchmark's result
 fn print(session: &Session, out: &Path) {
-    println!("{}", report::text(&session.figures, session.ended_early.as_deref()));
+    println!("{}", report::text(&session.figures, session.ended_early.as_deref(), &session.failed));
     println!("\nEach measurement lasted {} s.", session.options.seconds);
     println!("{0}/report.json, {0}/report.html", out.display());
 }

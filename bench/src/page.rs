@@ -63,7 +63,8 @@ fn warnings(session: &Session) -> String {
     let incomplete = ended_early
         .map(|why| paragraph("This run is incomplete", &report::incomplete(&session.figures, why)));
     let unproven = report::unproven(&session.figures).map(|text| paragraph("Not proven", &text));
-    [void, incomplete, unproven].into_iter().flatten().collect()
+    let failed = (!session.failed.is_empty()).then(|| paragraph("Failed", &session.failed.join("; ")));
+    [void, failed, incomplete, unproven].into_iter().flatten().collect()
 }
 
 /// Formats a titled list; empty without items.

@@ -23,9 +23,11 @@ pub fn plan(plan: Plan, overrides: Overrides, slowness: f64) -> String {
 }
 
 /// Formats the result for people. A warning about missing figures is both above and below the table.
-pub fn text(figures: &Figures, ended_early: Option<&str>) -> String {
+pub fn text(figures: &Figures, ended_early: Option<&str>, failed: &[String]) -> String {
     let mut paragraphs = Vec::new();
-    let warning = ended_early.map(|why| format!("INCOMPLETE: {}", incomplete(figures, why)));
+    let incomplete = ended_early.map(|why| format!("INCOMPLETE: {}", incomplete(figures, why)));
+    let warning: Vec<_> =
+        incomplete.into_iter().chain(failed.iter().map(|why| format!("FAILED: {why}"))).collect();
     paragraphs.extend(warning.clone());
     paragraphs.push(table(figures));
     let short = figures.count(Figure::lacks_rounds);
@@ -135,6 +137,7 @@ pub fn json(session: &Session, machine: &Value) -> Value {
     json!({
         "figures": figures,
         "ended_early": session.ended_early,
+        "failed": session.failed,
         "missing": missing(&session.figures),
         "void": session.void,
         "machine": machine,
@@ -205,7 +208,7 @@ mod tests {
     #[test]
     fn an_incomplete_run_lists_measured_and_missing_figures() {
         let figures = figures(&[(RATIO, &[1.1, 1.2])]);
-        let text = text(&figures, Some("its time limit of 705 s was reached"));
+        let text = text(&figures, Some("its time limit of 705 s was reached"), &[]);
         let warning = "INCOMPLETE: this run ended early because its time limit of 705 s was reached. \
                        Figures without a round: 2, with fewer rounds than planned: 1.";
         assert!(text.starts_with(warning) && text.ends_with(warning), "{text}");
@@ -214,14 +217,24 @@ mod tests {
     }
 
     #[test]
+    fn a_group_that_failed_does_not_cost_the_others_their_figures() {
+        let mut figures = figures(&[(RATIO, &[1.1, 1.1, 1.1]), (RATE, &[9.0])]);
+        figures.remove(&[RATE]);
+        let text = text(&figures, None, &["group http: more than 10000 responses were 503".to_owned()]);
+        assert!(text.starts_with("FAILED: group http: more than 10000 responses were 503\n"), "{text}");
+        assert_eq!(row_of(&text, RATIO), "claims ÷ (e) 1.10 1.10–1.10 ≥ 1.00 yes");
+        assert!(text.contains("Not measured:\n  claims\n  bytes per claim\n"), "{text}");
+    }
+
+    #[test]
     fn a_run_that_measured_nothing_names_every_figure() {
-        let text = text(&figures(&[]), Some("it was interrupted"));
+        let text = text(&figures(&[]), Some("it was interrupted"), &[]);
         assert!(text.contains("Not measured:\n  claims ÷ (e)\n  claims\n  bytes per claim\n"), "{text}");
     }
 
     #[test]
     fn a_complete_run_has_no_warning() {
-        let text = text(&figures(&[(RATIO, &[1.1; 3]), (RATE, &[9.0; 3]), (BYTES, &[136.0])]), None);
+        let text = text(&figures(&[(RATIO, &[1.1; 3]), (RATE, &[9.0; 3]), (BYTES, &[136.0])]), None, &[]);
         assert_eq!(row_of(&text, RATIO), "claims ÷ (e) 1.10 1.10–1.10 ≥ 1.00 yes");
         assert_eq!(row_of(&text, BYTES), "bytes per claim 136.0 B ≤ 150 B yes", "it is measured only once");
         assert!(!["INCOMPLETE", "Not measured", "(n)", "~"].iter().any(|mark| text.contains(mark)), "{text}");
@@ -229,7 +242,7 @@ mod tests {
 
     #[test]
     fn a_single_round_cannot_prove_low_noise() {
-        let text = text(&figures(&[(RATIO, &[1.1]), (RATE, &[9.0]), (BYTES, &[136.0])]), None);
+        let text = text(&figures(&[(RATIO, &[1.1]), (RATE, &[9.0]), (BYTES, &[136.0])]), None, &[]);
         assert_eq!(row_of(&text, RATIO), "claims ÷ (e) 1.10 (1) ≥ 1.00 yes ~");
         assert!(
             text.contains("\n\n(n) Only n of 3 rounds, for lack of time. Number of such figures: 2.\n\n"),

@@ -39,6 +39,8 @@ pub struct Session {
     pub void: Option<String>,
     /// Why the run ended early, if it did.
     pub ended_early: Option<String>,
+    /// The groups that failed, and why. They have no figures.
+    pub failed: Vec<String>,
     /// Disturbance during the whole run.
     pub disturbance: Disturbance,
     budget: Budget,
@@ -70,6 +72,7 @@ impl Session {
             top_rate: None,
             void: None,
             ended_early: None,
+            failed: Vec::new(),
             disturbance: Disturbance::NONE,
             budget,
             round: Disturbance::NONE,
@@ -93,6 +96,14 @@ impl Session {
     /// must call this until it returns `None`.
     pub fn next_round(&mut self) -> Option<u32> {
         self.budget.next_round(self.started.elapsed().as_secs_f64())
+    }
+
+    /// Records that a group of `figures` failed. `later` is the number of parts of the later groups.
+    pub fn fail(&mut self, figures: &[&'static Definition], why: String, later: usize) {
+        self.figures.remove(figures);
+        self.budget.drop_parts(self.started.elapsed().as_secs_f64(), later);
+        self.say(format_args!("FAILED: {why}"));
+        self.failed.push(why);
     }
 
     /// Begins a round: figures added from now on include only disturbances from now on.
