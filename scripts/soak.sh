@@ -75,7 +75,7 @@ run() {
     refusals) REFUSALS=${REFUSALS:-100000} tests e2e storm_of_refusals ;;
     promises) (promises) ;;
     delayed) CAMPAIGNS=${CAMPAIGNS:-500} tests faults delayed ;;
-    storm) ROUNDS=${ROUNDS:-20} CODES=${CODES:-1000000} tests faults storm ;;
+    storm) ROUNDS=${ROUNDS:-20} CODES=${CODES:-1000000} CALLS=${CALLS:-20000} tests faults storm ;;
     slots) MOVES=${MOVES:-40} on_both_servers tests faults when_a_slot_moves ;;
     previous) tests/previous.sh ;;
     packages) make package && tests/packages.sh ;;
@@ -116,7 +116,7 @@ for_base() {
 # The commit that a part tests, or nothing if its length or a file was changed.
 tested_commit() {
     local length
-    for length in EXAMPLES REFUSALS CAMPAIGNS ROUNDS CODES MOVES CLAIMS LIVE ENDED REST_S OPERATIONS; do
+    for length in EXAMPLES REFUSALS CAMPAIGNS ROUNDS CODES CALLS MOVES CLAIMS LIVE ENDED REST_S OPERATIONS; do
         if [ -n "${!length:-}" ]; then return; fi
     done
     if git diff --quiet HEAD -- . ":!$record"; then git rev-parse --short=12 HEAD; fi

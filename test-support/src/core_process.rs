@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::ops::Deref;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,8 +36,17 @@ pub struct CoreOptions {
     listen: Option<SocketAddr>,
     /// `None` chooses a free address.
     admin: Option<SocketAddr>,
-    /// `None` writes the log to a file: see [`Core::log`].
-    log: Option<Arc<PipeWriter>>,
+    log: LogTarget,
+}
+
+/// The standard error of a core.
+#[derive(Debug, Default, Clone)]
+enum LogTarget {
+    /// A file: see [`Core::log`].
+    #[default]
+    File,
+    Pipe(Arc<PipeWriter>),
+    Closed,
 }
 
 impl CoreOptions {
@@ -102,8 +111,35 @@ impl CoreOptions {
     /// Writes the log to a pipe.
     #[must_use]
     pub fn log_to(mut self, pipe: PipeWriter) -> Self {
-        self.log = Some(Arc::new(pipe));
+        self.log = LogTarget::Pipe(Arc::new(pipe));
         self
+    }
+
+    /// Closes standard error, as the shell does with `2>&-`.
+    #[must_use]
+    pub fn without_log(mut self) -> Self {
+        self.log = LogTarget::Closed;
+        self
+    }
+
+    /// Returns the command that becomes the program with its limits.
+    fn command(&self) -> Command {
+        let program = self.program.clone().unwrap_or_else(binary::claimgate);
+        let mut wrapper = vec![];
+        if let Some(descriptors) = self.descriptors {
+            wrapper.extend(["prlimit".to_owned(), format!("--nofile={descriptors}:{descriptors}")]);
+        }
+        if matches!(self.log, LogTarget::Closed) {
+            wrapper.extend(["sh", "-c", "exec \"$@\" 2>&-", "sh"].map(str::to_owned));
+        }
+        match wrapper.split_first() {
+            None => command(&program),
+            Some((first, arguments)) => {
+                let mut command = command(Path::new(first));
+                command.args(arguments).arg(program);
+                command
+            }
+        }
     }
 
     /// Starts a core in a fresh data directory and waits until it is ready.
@@ -171,15 +207,7 @@ impl Core {
     fn launch_on(servers: Option<Arc<Servers>>, directory: Arc<TempDir>, options: CoreOptions) -> Self {
         let listen = options.listen.unwrap_or_else(free_address);
         let admin = options.admin.unwrap_or_else(free_address);
-        let program = options.program.clone().unwrap_or_else(binary::claimgate);
-        let mut command = match options.descriptors {
-            None => command(&program),
-            Some(descriptors) => {
-                let mut limited = command(Path::new("prlimit"));
-                limited.arg(format!("--nofile={descriptors}:{descriptors}")).arg(program);
-                limited
-            }
-        };
+        let mut command = options.command();
         command
             .arg("serve")
             .args(&options.flags)
@@ -200,8 +228,8 @@ impl Core {
             .stdin(Stdio::null())
             .stdout(log_file(directory.path()));
         match &options.log {
-            Some(pipe) => command.stderr(pipe.try_clone().expect("a pipe")),
-            None => command.stderr(log_file(directory.path())),
+            LogTarget::Pipe(pipe) => command.stderr(pipe.try_clone().expect("a pipe")),
+            LogTarget::File | LogTarget::Closed => command.stderr(log_file(directory.path())),
         };
         let process = Process::start(command);
         let data_dir = directory.path().join("data");

@@ -219,7 +219,7 @@ const SQL_PASSWORD: &str = "the-password-of-a-database";
 const WRONG_TOKEN: &str = "a-token-that-is-not-valid-here-or-there";
 
 /// Returns a pipe that is as full as it gets. Some parents set the pipes of their children to non-blocking.
-fn full_pipe(is_blocking: bool) -> (PipeReader, PipeWriter) {
+pub fn full_pipe(is_blocking: bool) -> (PipeReader, PipeWriter) {
     let (reader, writer) = pipe().expect("a pipe");
     ioctl_fionbio(&writer, true).expect("a pipe");
     for bytes in [&[b'\n'; 4096][..], b"\n"] {
@@ -230,53 +230,12 @@ fn full_pipe(is_blocking: bool) -> (PipeReader, PipeWriter) {
 }
 
 /// Waits until core has lost lines of its log.
-async fn until_lines_are_lost(core: &Core) {
+pub async fn until_lines_are_lost(core: &Core) {
     eventually(SOON, || async {
         let lost: Option<u64> = core.metric("claimgate_log_lines_lost_total").await;
         holds(lost.is_some_and(|lost| lost > 0), || format!("lost: {lost:?}"))
     })
     .await;
-}
-
-/// Checks that a core whose log goes to `pipe` serves, restarts its Redis, and stops.
-async fn serves_with_its_log_in(what: &str, pipe: PipeWriter) {
-    let row = Row::begin(what);
-    let began = Instant::now();
-    // Each call is many lines: more than the queue takes.
-    let mut core = CoreOptions::default().log_to(pipe).with("RUST_LOG", "trace").start().await;
-    core.create("demo", json!({"total": 1000})).await;
-    for user in 0..200 {
-        core.claim("demo", &format!("u{user}"), "k").await.expect(201);
-    }
-    row.fault();
-    let redis = core.redis().await.query::<String>(&["INFO", "server"]).await;
-    let pid = redis.lines().find_map(|line| line.strip_prefix("process_id:")).expect("a process id");
-    signal_pid(pid.trim().parse().unwrap(), Signal::KILL);
-    eventually(SOON, || async {
-        let reply = core.claim("demo", "after", "k").await;
-        holds(reply.status != 503, || reply.text())
-    })
-    .await;
-    core.set_admin_state("demo", "pause").await.expect(200);
-    core.claim("demo", "late", "k").await.refused(403, "paused");
-    until_lines_are_lost(&core).await;
-    core.stop().await;
-    row.passed(202, &format!("served and stopped in {:.1?}", began.elapsed()));
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reader_of_the_log_that_goes_away_stops_nothing() {
-    only_on!(OWN, "core's own Redis is killed");
-    let (reader, writer) = pipe().expect("a pipe");
-    drop(reader);
-    serves_with_its_log_in("the log's reader goes away", writer).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reader_of_the_log_that_stands_still_stops_nothing() {
-    only_on!(OWN, "core's own Redis is killed");
-    let (_reader, writer) = full_pipe(true);
-    serves_with_its_log_in("the log's reader stands still", writer).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

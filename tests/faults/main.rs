@@ -30,6 +30,7 @@ mod keys;
 mod killed;
 mod load;
 mod lock;
+mod log_storm;
 mod logs;
 mod machine;
 mod migrations;
