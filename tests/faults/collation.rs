@@ -7,7 +7,8 @@ use support::checker::{Checker, Expect};
 use support::core_client::campaign;
 use support::postgres::Postgres;
 use support::sql::{Campaigns, Claims, Sql};
-use support::{CoreOptions, Servers};
+use support::wait::holds;
+use support::{Core, CoreOptions, SOON, Servers, eventually};
 
 use crate::fixture::{Fixture, ROOMY};
 use crate::tally::{Row, say};
@@ -33,9 +34,26 @@ const OTHERS: &str = "SELECT COUNT(*) FROM pg_index JOIN pg_class ON pg_class.oi
     WHERE relnamespace = 'public'::regnamespace AND relname <> '_sqlx_migrations' \
     AND EXISTS (SELECT FROM unnest(indcollation) AS used WHERE used NOT IN (0, 'pg_catalog.\"C\"'::regcollation))";
 
+/// The number of cores that have been waiting for another one's conversion for longer than a core that starts tries to
+/// connect (5 s).
+const WAITING: &str = "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = 'sorted' \
+    AND query LIKE '%pg_try_advisory_lock%' AND pid <> pg_backend_pid() \
+    AND backend_start < clock_timestamp() - INTERVAL '5 s'";
+
+/// The number of indexes that a conversion has built and not yet renamed.
+const REPLACEMENTS: &str = "SELECT COUNT(*) FROM pg_class WHERE relkind = 'i' AND relname LIKE '%\\_c'";
+
 async fn others(fixture: &Fixture) -> i64 {
+    count(fixture, OTHERS).await
+}
+
+async fn replacements(fixture: &Fixture) -> i64 {
+    count(fixture, REPLACEMENTS).await
+}
+
+async fn count(fixture: &Fixture, statement: &'static str) -> i64 {
     let postgres = fixture.postgres.as_ref().expect("PostgreSQL");
-    sqlx::query_scalar(OTHERS).fetch_one(&postgres.pool("sorted")).await.expect("a count")
+    sqlx::query_scalar(statement).fetch_one(&postgres.pool("sorted")).await.expect("a count")
 }
 
 async fn fixture(postgres: Postgres) -> Fixture {
@@ -48,6 +66,47 @@ async fn fixture(postgres: Postgres) -> Fixture {
 
 fn options(url: &str, server: &Servers) -> CoreOptions {
     CoreOptions::default().with("CLAIMGATE_DATABASE_URL", url).with("CLAIMGATE_REDIS_URL", server.url())
+}
+
+/// Stores claims of another campaign, and gives all texts the collation of an earlier version. Core reconnects.
+async fn of_a_former_collation(fixture: &mut Fixture) {
+    fixture.sql.run(Campaigns { live: 1, ended: 0 }.insert()).await;
+    fixture.sql.run(Claims { campaign: "live1", count: 100_000 }.insert()).await;
+    fixture.postgres().run("sorted", &[AS_BEFORE]).await;
+    fixture.postgres().run("postgres", &[CLOSE_SESSIONS]).await;
+    assert!(others(fixture).await > 10);
+}
+
+/// Starts another core on the same servers.
+async fn another(fixture: &Fixture) -> Core {
+    let (postgres, server) = fixture.postgres.as_ref().zip(fixture.server.as_ref()).expect("servers");
+    options(&postgres.url("sorted"), server).start().await
+}
+
+/// Opens a transaction that keeps a conversion from changing the table of claims, but not from building indexes.
+async fn reader(fixture: &Fixture) -> sqlx::Transaction<'static, sqlx::Postgres> {
+    let pool = fixture.postgres.as_ref().expect("PostgreSQL").pool("sorted");
+    let mut reader = pool.begin().await.expect("a transaction");
+    sqlx::query("LOCK TABLE claims IN ACCESS SHARE MODE").execute(&mut *reader).await.expect("a lock");
+    reader
+}
+
+/// Runs `conversion` while the first core gets claims, all of which must be granted.
+async fn beside_load<T>(fixture: &Fixture, checker: &Checker, conversion: impl Future<Output = T>) -> T {
+    let is_over = AtomicBool::new(false);
+    let load = async {
+        let mut user = 0;
+        while !is_over.load(Ordering::Relaxed) {
+            checker.win(&fixture.core, user..user + 1).await;
+            user += 1;
+        }
+    };
+    let conversion = async {
+        let result = conversion.await;
+        is_over.store(true, Ordering::Relaxed);
+        result
+    };
+    tokio::join!(load, conversion).1
 }
 
 /// Rows were no longer found in indexes of the previous order, and were stored twice.
@@ -85,32 +144,45 @@ async fn ids_are_compared_by_bytes_after_a_conversion_under_load() {
     let Some(postgres) = row.needs(Postgres::start().await) else { return };
     let mut fixture = fixture(postgres).await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
-    fixture.sql.run(Campaigns { live: 1, ended: 0 }.insert()).await;
-    fixture.sql.run(Claims { campaign: "live1", count: 100_000 }.insert()).await;
-    fixture.postgres().run("sorted", &[AS_BEFORE]).await;
-    fixture.postgres().run("postgres", &[CLOSE_SESSIONS]).await;
-    assert!(others(&fixture).await > 10);
+    of_a_former_collation(&mut fixture).await;
     row.fault();
-    let is_over = AtomicBool::new(false);
-    let load = async {
-        let mut user = 0;
-        while !is_over.load(Ordering::Relaxed) {
-            checker.win(&fixture.core, user..user + 1).await;
-            user += 1;
-        }
-    };
-    let conversion = async {
-        let (postgres, server) = fixture.postgres.as_ref().zip(fixture.server.as_ref()).expect("servers");
-        let second = options(&postgres.url("sorted"), server).start().await;
-        is_over.store(true, Ordering::Relaxed);
-        second
-    };
-    let ((), second) = tokio::join!(load, conversion);
+    let second = beside_load(&fixture, &checker, Box::pin(another(&fixture))).await;
     assert_eq!(others(&fixture).await, 0);
     let log = second.log();
     let converted = log.lines().find(|line| line.contains("compared by bytes"));
     say(converted.expect("the time of the locks"));
     fixture.others.push(second);
+    fixture.judge(row, &checker, Expect::default()).await;
+}
+
+/// The cores that do not convert have to wait for the one that does, or they would build the same indexes. A reader delays
+/// the conversion beyond the time in which a core that starts connects again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_of_two_cores_that_start_at_once_converts() {
+    let row = Row::begin("two cores start on a database that is to be converted");
+    let Some(postgres) = row.needs(Postgres::start().await) else { return };
+    let mut fixture = fixture(postgres).await;
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    of_a_former_collation(&mut fixture).await;
+    row.fault();
+    let reader = reader(&fixture).await;
+    let released = async {
+        eventually(SOON, || async {
+            let waiting = count(&fixture, WAITING).await;
+            holds(waiting > 0, || format!("{waiting} cores wait"))
+        })
+        .await;
+        reader.commit().await.expect("the end of the reader");
+    };
+    let both = Box::pin(async { tokio::join!(another(&fixture), another(&fixture), released) });
+    let (second, third, ()) = beside_load(&fixture, &checker, both).await;
+    assert_eq!((others(&fixture).await, replacements(&fixture).await), (0, 0));
+    let logs = [second.log(), third.log()].concat();
+    assert!(!logs.contains("cannot give ids the collation C"), "{logs}");
+    let converted: Vec<_> = logs.lines().filter(|line| line.contains("compared by bytes")).collect();
+    assert_eq!(converted.len(), 1, "{logs}");
+    say(converted[0]);
+    fixture.others.extend([second, third]);
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
@@ -139,9 +211,7 @@ async fn a_conversion_beside_an_export_is_left_to_the_next_start() {
     fixture.core.stop().await;
     fixture.core = fixture.core.restart().await;
     assert_eq!(others(&fixture).await, 0, "{}", fixture.core.log());
-    let replacements = "SELECT COUNT(*) FROM pg_class WHERE relkind = 'i' AND relname LIKE '%\\_c'";
-    let left: i64 = sqlx::query_scalar(replacements).fetch_one(&pool).await.expect("a count");
-    assert_eq!(left, 0);
+    assert_eq!(replacements(&fixture).await, 0);
     checker.win(&fixture.core, 20..40).await;
     fixture.judge(row, &checker, Expect::default()).await;
 }

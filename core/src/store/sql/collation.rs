@@ -45,11 +45,13 @@ const LOCK_WAIT: &str = "1s";
 const ATTEMPTS_MAX: Duration = Duration::from_mins(1);
 /// The pause before the next attempt.
 const PAUSE: Duration = Duration::from_secs(1);
-/// The key of the advisory lock under which one core at a time converts.
-const CONVERSION: i64 = 0x0063_6f6c_6c61_7465;
+/// Takes the advisory lock under which one core at a time converts, if no other session has the lock.
+const TRY_LOCK: &str = "SELECT CAST(pg_try_advisory_lock(27988534159832165) AS INTEGER)";
+/// Releases the lock.
+const UNLOCK: &str = "SELECT pg_advisory_unlock(27988534159832165)";
 
 /// Gives the texts in all indexes the collation C. Large indexes are built while the tables are in use. Then all tables are
-/// locked for milliseconds, and all other sessions of core's role are closed: PostgreSQL refuses their prepared
+/// locked for milliseconds, and the other sessions of core's role are closed: PostgreSQL refuses their prepared
 /// statements, since the type of a result has changed, and cores of earlier versions do not expect that. They reconnect.
 ///
 /// # Errors
@@ -65,13 +67,12 @@ pub(super) async fn compare_by_bytes(connection: &mut AnyConnection) -> Result<(
         sleep(PAUSE).await;
     }
     let converted = convert(connection).await;
-    execute(connection, format!("SELECT pg_advisory_unlock({CONVERSION})")).await?;
+    execute(connection, UNLOCK.to_owned()).await?;
     converted
 }
 
 async fn try_lock(connection: &mut AnyConnection) -> Result<bool, Error> {
-    let statement = format!("SELECT CAST(pg_try_advisory_lock({CONVERSION}) AS INTEGER)");
-    Ok(sqlx::raw_sql(AssertSqlSafe(statement)).fetch_one(connection).await?.try_get::<i32, _>(0)? == 1)
+    Ok(sqlx::raw_sql(TRY_LOCK).fetch_one(connection).await?.try_get::<i32, _>(0)? == 1)
 }
 
 async fn convert(connection: &mut AnyConnection) -> Result<(), Error> {
@@ -151,14 +152,17 @@ fn conversion(indexes: &[Index], is_served: bool) -> String {
     }));
     statements.extend(large().map(Index::replace));
     if is_served {
-        statements.push(CLOSE_OTHERS.to_owned());
+        statements.push(CLOSE_OTHERS.replace("{TRY_LOCK}", TRY_LOCK));
     }
     statements.push("COMMIT".to_owned());
     statements.join("; ")
 }
 
+/// Spares a core that starts and polls for the lock: it has prepared no such statement. It would exit, since it connects
+/// again only in the first seconds of its start.
 const CLOSE_OTHERS: &str = "SELECT COUNT(pg_terminate_backend(pid)) FROM pg_stat_activity \
-    WHERE datname = current_database() AND usename = current_user AND pid <> pg_backend_pid()";
+    WHERE datname = current_database() AND usename = current_user AND pid <> pg_backend_pid() \
+    AND query IS DISTINCT FROM '{TRY_LOCK}'";
 
 /// An index with another collation.
 #[derive(Debug)]
