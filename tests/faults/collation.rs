@@ -1,6 +1,7 @@
 //! PostgreSQL sorts texts in another order than before: another libc or ICU is installed, or a dump is restored elsewhere.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use serde_json::json;
 use support::checker::{Checker, Expect};
@@ -9,6 +10,7 @@ use support::postgres::Postgres;
 use support::sql::{Campaigns, Claims, Sql};
 use support::wait::holds;
 use support::{Core, CoreOptions, SOON, Servers, eventually};
+use tokio::time::sleep;
 
 use crate::fixture::{Fixture, ROOMY};
 use crate::tally::{Row, say};
@@ -33,6 +35,9 @@ const CLOSE_SESSIONS: &str = "SELECT pg_terminate_backend(pid) FROM pg_stat_acti
 const OTHERS: &str = "SELECT COUNT(*) FROM pg_index JOIN pg_class ON pg_class.oid = indrelid \
     WHERE relnamespace = 'public'::regnamespace AND relname <> '_sqlx_migrations' \
     AND EXISTS (SELECT FROM unnest(indcollation) AS used WHERE used NOT IN (0, 'pg_catalog.\"C\"'::regcollation))";
+
+/// The pause between claims while a table stays locked for a minute.
+const CLAIM_EVERY: Duration = Duration::from_millis(20);
 
 /// The number of cores that have been waiting for another one's conversion for longer than a core that starts tries to
 /// connect (5 s).
@@ -91,14 +96,20 @@ async fn reader(fixture: &Fixture) -> sqlx::Transaction<'static, sqlx::Postgres>
     reader
 }
 
-/// Runs `conversion` while the first core gets claims, all of which must be granted.
-async fn beside_load<T>(fixture: &Fixture, checker: &Checker, conversion: impl Future<Output = T>) -> T {
+/// Runs `conversion` while the first core gets claims, with `pause` after each. All must be granted.
+async fn beside_load<T>(
+    fixture: &Fixture,
+    checker: &Checker,
+    pause: Duration,
+    conversion: impl Future<Output = T>,
+) -> T {
     let is_over = AtomicBool::new(false);
     let load = async {
         let mut user = 0;
         while !is_over.load(Ordering::Relaxed) {
             checker.win(&fixture.core, user..user + 1).await;
             user += 1;
+            sleep(pause).await;
         }
     };
     let conversion = async {
@@ -146,7 +157,7 @@ async fn ids_are_compared_by_bytes_after_a_conversion_under_load() {
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     of_a_former_collation(&mut fixture).await;
     row.fault();
-    let second = beside_load(&fixture, &checker, Box::pin(another(&fixture))).await;
+    let second = beside_load(&fixture, &checker, Duration::ZERO, Box::pin(another(&fixture))).await;
     assert_eq!(others(&fixture).await, 0);
     let log = second.log();
     let converted = log.lines().find(|line| line.contains("compared by bytes"));
@@ -175,7 +186,7 @@ async fn one_of_two_cores_that_start_at_once_converts() {
         reader.commit().await.expect("the end of the reader");
     };
     let both = Box::pin(async { tokio::join!(another(&fixture), another(&fixture), released) });
-    let (second, third, ()) = beside_load(&fixture, &checker, both).await;
+    let (second, third, ()) = beside_load(&fixture, &checker, Duration::ZERO, both).await;
     assert_eq!((others(&fixture).await, replacements(&fixture).await), (0, 0));
     let logs = [second.log(), third.log()].concat();
     assert!(!logs.contains("cannot give ids the collation C"), "{logs}");
@@ -213,6 +224,29 @@ async fn a_conversion_beside_an_export_is_left_to_the_next_start() {
     assert_eq!(others(&fixture).await, 0, "{}", fixture.core.log());
     assert_eq!(replacements(&fixture).await, 0);
     checker.win(&fixture.core, 20..40).await;
+    fixture.judge(row, &checker, Expect::default()).await;
+}
+
+/// Each attempt to lock the tables is short, since other calls wait behind it: core gives up after a minute.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_table_that_stays_locked_leaves_the_conversion_for_later() {
+    let row = Row::begin("a table stays locked while the database is to be converted");
+    let Some(postgres) = row.needs(Postgres::start().await) else { return };
+    let mut fixture = fixture(postgres).await;
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    of_a_former_collation(&mut fixture).await;
+    row.fault();
+    let reader = reader(&fixture).await;
+    let mut second = beside_load(&fixture, &checker, CLAIM_EVERY, Box::pin(another(&fixture))).await;
+    assert!(second.log().contains("cannot give ids the collation C"), "{}", second.log());
+    assert!(others(&fixture).await > 10);
+    for number in 0..20 {
+        checker.granted(&second, &format!("other{number}"), "k").await;
+    }
+    reader.commit().await.expect("the end of the reader");
+    second.stop().await;
+    fixture.others.push(second.restart().await);
+    assert_eq!((others(&fixture).await, replacements(&fixture).await), (0, 0), "{}", second.log());
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
