@@ -36,6 +36,15 @@ const OTHERS: &str = "SELECT COUNT(*) FROM pg_index JOIN pg_class ON pg_class.oi
     WHERE relnamespace = 'public'::regnamespace AND relname <> '_sqlx_migrations' \
     AND EXISTS (SELECT FROM unnest(indcollation) AS used WHERE used NOT IN (0, 'pg_catalog.\"C\"'::regcollation))";
 
+/// Stores a row twice, as a database whose order has changed does.
+const STORE_TWICE: [&str; 3] = [
+    "UPDATE pg_index SET indisunique = FALSE WHERE indexrelid IN ('claims_key'::regclass, 'claims_by_place'::regclass)",
+    "INSERT INTO claims SELECT * FROM claims WHERE campaign_id = 'live1' AND sequence = 7",
+    "UPDATE pg_index SET indisunique = TRUE WHERE indexrelid IN ('claims_key'::regclass, 'claims_by_place'::regclass)",
+];
+/// Removes one of the two rows.
+const STORE_ONCE: &str = "DELETE FROM claims WHERE ctid = (SELECT MAX(ctid) FROM claims \
+    WHERE campaign_id = 'live1' AND sequence = 7)";
 /// The pause between claims while a table stays locked for a minute.
 const CLAIM_EVERY: Duration = Duration::from_millis(20);
 
@@ -247,6 +256,32 @@ async fn a_table_that_stays_locked_leaves_the_conversion_for_later() {
     second.stop().await;
     fixture.others.push(second.restart().await);
     assert_eq!((others(&fixture).await, replacements(&fixture).await), (0, 0), "{}", second.log());
+    fixture.judge(row, &checker, Expect::default()).await;
+}
+
+/// An order that changed below an index hides a row, so that the row is stored again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_that_is_stored_twice_prevents_only_the_conversion() {
+    let row = Row::begin("a database that is to be converted has a row twice");
+    let Some(postgres) = row.needs(Postgres::start().await) else { return };
+    let mut fixture = fixture(postgres).await;
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    of_a_former_collation(&mut fixture).await;
+    fixture.core.stop().await;
+    row.fault();
+    fixture.postgres().run("sorted", &STORE_TWICE).await;
+    fixture.core = fixture.core.restart().await;
+    let log = fixture.core.log();
+    let of_row =
+        |line: &&str| line.contains("cannot give ids the collation C") && line.contains("claims_by_place_c");
+    assert_eq!(log.lines().filter(of_row).count(), 1, "{log}");
+    assert!(others(&fixture).await > 10);
+    assert_eq!(replacements(&fixture).await, 0, "an index that was left takes time at each claim");
+    checker.win(&fixture.core, 0..20).await;
+    fixture.core.stop().await;
+    fixture.postgres().run("sorted", &[STORE_ONCE]).await;
+    fixture.core = fixture.core.restart().await;
+    assert_eq!((others(&fixture).await, replacements(&fixture).await), (0, 0), "{}", fixture.core.log());
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
