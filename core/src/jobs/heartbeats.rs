@@ -10,15 +10,16 @@ use super::ticks_every;
 use crate::domain::store_fault::StoreFault;
 use crate::engine::Engine;
 use crate::engine::live::cores::ThisCore;
+use crate::store::sql::SqlError;
 
 /// The interval between heartbeats.
 const PERIOD: Duration = Duration::from_secs(1);
-/// The time limit of a heartbeat. A heartbeat normally ends earlier by its own limit, unless SQLite's disk
-/// hangs.
-const HEARTBEAT_MAX: Duration = Duration::from_secs(3);
-/// Additional time for an unanswered heartbeat until the next heartbeat is sent, so that heartbeats do not
+/// The time after which an unanswered heartbeat is reported as a silent SQL. Longer than the limit of the store
+/// (`HEARTBEAT_MAX`), which returns the cause; only a hanging disk of SQLite keeps the store from returning in time.
+const SILENT_AFTER: Duration = Duration::from_secs(3);
+/// Additional time for a heartbeat that was reported, until the next heartbeat is sent, so that heartbeats do not
 /// pile up.
-const HEARTBEAT_STUCK_MAX: Duration = Duration::from_secs(10);
+const STUCK_MAX: Duration = Duration::from_secs(10);
 /// The time limit for removing the rows of earlier runs when core starts.
 const FORGET_MAX: Duration = Duration::from_secs(1);
 /// The pause before the removal is tried again.
@@ -42,9 +43,10 @@ pub async fn send(
         let _ = stopping.wait_for(|stop| *stop).await;
         sleep(STOP_MAX).await;
     };
+    let mut heartbeats = Heartbeats { engine, this, returns, server: None };
     let listed = async {
-        send_until_stopped(engine, this, returns, stop).await;
-        while engine.stores.sql.forget_runs(this.run.core(), "").await.is_err() {
+        heartbeats.send_until(stop).await;
+        while heartbeats.forget_runs(None).await.is_err() {
             sleep(FORGET_PAUSE).await;
         }
     };
@@ -54,48 +56,57 @@ pub async fn send(
     }
 }
 
-/// Ends between two heartbeats: SQL may carry out a heartbeat whose answer is not awaited after the row was
-/// removed, and the row would come back. That remains possible for a heartbeat that has timed out.
-async fn send_until_stopped(
-    engine: &Engine,
-    this: &ThisCore,
-    returns: &watch::Sender<u64>,
-    mut stop: watch::Receiver<bool>,
-) {
-    let mut ticks = ticks_every(PERIOD);
-    let mut earlier_runs_removed = false;
-    let mut server = None;
-    loop {
-        tokio::select! {
-            _ = ticks.tick() => {}
-            _ = stop.wait_for(|stop| *stop) => return,
-        }
-        send_one(engine, this, &mut server, returns).await;
-        if !earlier_runs_removed {
-            let forget = engine.stores.sql.forget_runs(this.run.core(), this.run.id());
-            earlier_runs_removed = matches!(timeout(FORGET_MAX, forget).await, Ok(Ok(())));
-        }
-    }
+/// The heartbeats of one core.
+struct Heartbeats<'a> {
+    engine: &'a Engine,
+    this: &'a ThisCore,
+    returns: &'a watch::Sender<u64>,
+    /// The run of the SQL server that answered the last heartbeat in time.
+    server: Option<i64>,
 }
 
-/// Sends one heartbeat and records the health of SQL. `server` is the run of the SQL server that answered the
-/// last heartbeat in time.
-async fn send_one(engine: &Engine, this: &ThisCore, server: &mut Option<i64>, returns: &watch::Sender<u64>) {
-    let row = this.row();
-    let mut heartbeat = pin!(engine.stores.sql.heartbeat(&row));
-    let silent = StoreFault::silent(HEARTBEAT_MAX.as_secs());
-    let mut answer = timeout(HEARTBEAT_MAX, &mut heartbeat).await;
-    if answer.is_err() {
-        engine.health.sql.record("sql", Err(silent.clone()));
-        *server = None;
-        answer = timeout(HEARTBEAT_STUCK_MAX, heartbeat).await;
+impl Heartbeats<'_> {
+    /// Ends between two heartbeats: SQL may carry out a heartbeat whose answer is not awaited after the row was
+    /// removed, and the row would come back. That remains possible for a heartbeat that has timed out.
+    async fn send_until(&mut self, mut stop: watch::Receiver<bool>) {
+        let mut ticks = ticks_every(PERIOD);
+        let mut earlier_runs_removed = false;
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                _ = stop.wait_for(|stop| *stop) => return,
+            }
+            self.send_one().await;
+            if !earlier_runs_removed {
+                let forget = self.forget_runs(Some(self.this.run.id()));
+                earlier_runs_removed = matches!(timeout(FORGET_MAX, forget).await, Ok(Ok(())));
+            }
+        }
     }
-    let answer = answer.unwrap_or(Err(silent));
-    // In the meantime, the server may have been replaced by a copy that lacks the last commits.
-    let answered = answer.as_ref().ok().copied();
-    if answered.is_some() && answered != *server {
-        returns.send_modify(|returns| *returns += 1);
+
+    /// Sends one heartbeat and records the health of SQL.
+    async fn send_one(&mut self) {
+        let (health, row) = (&self.engine.health.sql, self.this.row());
+        let mut heartbeat = pin!(self.engine.stores.sql.heartbeat(&row));
+        let silent = StoreFault::silent(SILENT_AFTER.as_secs());
+        let mut answer = timeout(SILENT_AFTER, &mut heartbeat).await;
+        if answer.is_err() {
+            health.record("sql", Err(silent.clone()));
+            self.server = None;
+            answer = timeout(STUCK_MAX, heartbeat).await;
+        }
+        let answer = answer.unwrap_or(Err(silent));
+        // In the meantime, the server may have been replaced by a copy that lacks the last commits.
+        let answered = answer.as_ref().ok().copied();
+        if answered.is_some() && answered != self.server {
+            self.returns.send_modify(|returns| *returns += 1);
+        }
+        self.server = answered;
+        health.record("sql", answer.map(drop));
     }
-    *server = answered;
-    engine.health.sql.record("sql", answer.map(drop));
+
+    /// Removes the rows of this core's runs other than `kept`.
+    async fn forget_runs(&self, kept: Option<&str>) -> Result<(), SqlError> {
+        self.engine.stores.sql.forget_runs(self.this.run.core(), kept).await
+    }
 }

@@ -31,14 +31,15 @@ pub struct CoreRow {
 }
 
 impl SqlStore {
-    /// Removes the rows of all runs of the core `core` other than `kept`, and of cores without a heartbeat for an
-    /// hour. Rows of earlier versions have no number after the core's id.
-    pub(crate) async fn forget_runs(&self, core: &str, kept: &str) -> Result<(), SqlError> {
+    /// Removes the rows of all runs of the core `core`, except that of the run `kept`, and of cores without a
+    /// heartbeat for an hour. Rows of earlier versions have no number after the core's id.
+    pub(crate) async fn forget_runs(&self, core: &str, kept: Option<&str>) -> Result<(), SqlError> {
         let statement = self.with_database_clock(
             "DELETE FROM cores WHERE id <> $2 \
              AND (id = $1 OR SUBSTR(id, 1, LENGTH($1) + 1) = $1 || '.' OR seen_at < {now} - $3)",
         );
-        let query = sqlx::query(statement).bind(core).bind(kept).bind(listed_ms());
+        // No run has the id "". Nothing differs from NULL in SQL.
+        let query = sqlx::query(statement).bind(core).bind(kept.unwrap_or_default()).bind(listed_ms());
         query.execute(&mut self.pool.lease().await?).await?;
         Ok(())
     }
