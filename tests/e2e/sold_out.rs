@@ -128,18 +128,18 @@ async fn units_returned_at_another_core_can_be_claimed() {
 
     pair.granting.transition(&winners[7], "return").await.expect(200);
     until_stale().await;
-    pair.refusing.claim("demo", "patient", "k").await.expect(201);
+    pair.refusing.first_try("demo", "patient", "k").await.expect(201);
     pair.until_cached("demo", "second").await;
     pair.refusing.claim("demo", "patient", "k").await.expect(200);
 
     pair.granting.patch("demo", json!({"limits": {"total": 21}})).await.expect(200);
     until_stale().await;
-    pair.refusing.claim("demo", "raised", "k").await.expect(201);
+    pair.refusing.first_try("demo", "raised", "k").await.expect(201);
     pair.until_cached("demo", "third").await;
 
     pair.granting.set_admin_state("demo", "pause").await.expect(200);
     until_stale().await;
-    pair.refusing.claim("demo", "late", "k").await.refused(403, "paused");
+    pair.refusing.first_try("demo", "late", "k").await.refused(403, "paused");
     pair.granting.set_admin_state("demo", "resume").await.expect(200);
     pair.until_cached("demo", "fourth").await;
 
