@@ -72,7 +72,7 @@ run() {
     left-out) PROMISES=1 scripts/test.sh soak ;;
     document) EXAMPLES=${EXAMPLES:-100} tests e2e conforms_to_the_document ;;
     clients) tests/clients.sh ;;
-    refusals) REFUSALS=${REFUSALS:-100000} tests e2e storm_of_refusals ;;
+    refusals) PROMISES=1 REFUSALS=${REFUSALS:-100000} tests e2e storm_of_refusals ;;
     promises) (promises) ;;
     delayed) CAMPAIGNS=${CAMPAIGNS:-500} tests faults delayed ;;
     storm) ROUNDS=${ROUNDS:-20} CODES=${CODES:-1000000} CALLS=${CALLS:-20000} tests faults storm ;;
