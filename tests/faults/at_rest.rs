@@ -13,7 +13,7 @@ use support::inspect::key;
 use support::process::cpu_ms;
 use support::sql::{Campaigns, Sql};
 use support::wait::{holds, until_status};
-use support::{Core, CoreOptions, RedisServer, RedisView, SOON, eventually, undisturbed};
+use support::{Core, CoreOptions, RedisServer, RedisView, SOON, eventually, promised, undisturbed};
 use tempfile::TempDir;
 use tokio::time::sleep;
 
@@ -27,6 +27,8 @@ const REST_S: u64 = 5;
 /// Maximum number of Redis commands per second for an idle core, including those of scripts.
 const CALLS_MAX: f64 = 200.0;
 const RESIDENT_KIB_MAX: u64 = 200 * 1024;
+/// Time limit from the check of a campaign without its keys until core has loaded the campaign.
+const FOUND_MAX: Duration = Duration::from_secs(3);
 
 /// Returns the value of the environment variable `name`, or `usual`.
 pub fn size(name: &str, usual: u64) -> u64 {
@@ -160,8 +162,9 @@ async fn idle_campaigns_cost_little_and_their_faults_are_found() {
 /// Deletes keys between claims: core finds the campaign and reloads it from SQL.
 async fn deleted_keys_are_found(redis: &RedisView, live: u64) {
     redis.query::<()>(&["DEL", &key("live2", "users")]).await;
-    // One round of checks, 32 campaigns per second.
-    eventually(SOON + Duration::from_secs(live / 32), || async {
+    // Core checks 32 campaigns a second, in turn.
+    let round = Duration::from_secs(live / 32);
+    eventually(round + promised(FOUND_MAX), || async {
         sleep(Duration::from_millis(200)).await;
         let is_there = redis.state("live2").await.is_some();
         holds(is_there, || "the campaign was not loaded again".to_owned())

@@ -2,6 +2,8 @@
 //! acknowledged to an admin stay in force, no acknowledged claim that Redis has is lost, and no unit is
 //! granted twice.
 
+use std::time::Duration;
+
 use reqwest::Method;
 use serde_json::{Value, json};
 use support::available::available;
@@ -9,9 +11,13 @@ use support::core_client::campaign;
 use support::inspect::key;
 use support::pair::Pair;
 use support::wait::holds;
-use support::{Core, CoreOptions, SOON, eventually};
+use support::{Core, CoreOptions, SOON, eventually, promised};
 
 use crate::fixture::Fixture;
+
+/// Time limit until core has restored what a rolled-back database lacks: a second until core detects the loss, and the
+/// load of one campaign.
+const RESTORED_MAX: Duration = Duration::from_secs(3);
 
 /// Waits until core's reconciliation finds no difference between the stores.
 async fn agrees(fixture: &Fixture) {
@@ -100,7 +106,7 @@ async fn old_rules_never_return_without_an_admin() {
         fixture.sql.copy_tables().await;
         core.set_admin_state("demo", "pause").await.expect(200);
         fixture.sql.restore_tables().await;
-        eventually(SOON, || async {
+        eventually(promised(RESTORED_MAX), || async {
             let version = version_in_sql(&fixture).await;
             holds(version == 2, || format!("SQL has version {version}"))
         })

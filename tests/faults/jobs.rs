@@ -24,6 +24,8 @@ use crate::tally::{Row, say};
 const STOPPED_MAX: Duration = Duration::from_secs(15);
 /// Readiness changes within this time.
 const READINESS_MAX: Duration = Duration::from_secs(5);
+/// Time limit of the return of a due hold's units: core checks an idle campaign about once a second.
+const RETURNED_MAX: Duration = Duration::from_secs(2);
 
 /// Waits until `core` grants `user` a unit of `campaign`.
 async fn wins(core: &Core, campaign: &str, user: &str) {
@@ -160,10 +162,12 @@ async fn holds_of_a_dead_core_are_expired_by_another_core() {
     let redis = fixture.redis().await;
     create_holding(&fixture.core, "held", 4).await; // real time: nothing is expected before
     fixture.core.claim("held", "alice", "k").await.expect(201);
+    let due = Instant::now() + Duration::from_secs(4);
     redis.relayed("held", SOON).await;
     row.kill();
     fixture.core.kill();
-    until_returned(&redis, "held", SOON).await;
+    let remaining = due.saturating_duration_since(Instant::now());
+    until_returned(&redis, "held", promised(remaining + RETURNED_MAX)).await;
     redis.relayed("held", SOON).await;
     row.passed(1, "expired, also in SQL");
 }

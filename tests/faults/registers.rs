@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::time::Duration;
 
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -17,12 +18,14 @@ use support::sql::Sql;
 use support::storm::ClaimOutcome;
 use support::topology::OWN;
 use support::wait::holds;
-use support::{Core, CoreOptions, RedisServer, SOON, binary, eventually};
+use support::{Core, CoreOptions, RedisServer, SOON, binary, eventually, promised};
 
 use crate::fixture::Fixture;
 use crate::tally::Row;
 
 const LIMITS: Limits = Limits { total: Some(100), per_user: Some(1), per_user_per_day: None };
+/// Time limit until core serves with another Redis server: 30 s after a core last served with the previous one.
+const TAKEN_OVER_MAX: Duration = Duration::from_secs(35);
 
 /// Returns the number of the users `from..upto` whose claim is granted; all other claims must be denied.
 async fn winners(checker: &Checker, core: &Core, users: std::ops::Range<usize>) -> usize {
@@ -439,8 +442,7 @@ async fn a_new_redis_server_serves_once_the_old_one_is_unused() {
     row.kill();
     fixture.core.stop().await;
     fixture.core = Core::launch(options).await;
-    // The automatic takeover takes 30 s.
-    eventually(SOON, || async {
+    eventually(promised(TAKEN_OVER_MAX), || async {
         let reply = fixture.core.client().try_get(&fixture.core.admin_url("/readyz"), "").await;
         holds(reply.is_ok_and(|reply| reply.status == 200), || fixture.core.log())
     })

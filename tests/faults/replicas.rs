@@ -1,6 +1,6 @@
 //! Required replicas: with `CLAIMGATE_REDIS_REPLICAS=1` only claims that survive a failover are acknowledged.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use support::checker::{Checker, Expect, Limits, Verdict};
@@ -17,13 +17,15 @@ use support::storm::ClaimOutcome;
 use support::times::from_now;
 use support::topology::OWN;
 use support::wait::holds;
-use support::{Core, CoreOptions, SOON, eventually, heavy, undisturbed};
+use support::{Core, CoreOptions, SOON, eventually, heavy, promised, undisturbed};
 
 use crate::load::under_load;
 use crate::tally::{Row, say};
 
 const ROOMY: Limits = Limits { total: Some(200_000), per_user: Some(2_000), per_user_per_day: Some(2_000) };
 const LOAD_TIME: Duration = Duration::from_millis(300);
+/// Time limit until claims are acknowledged without a stopped replica: one call that waits for it, and the next call.
+const REMOVED_MAX: Duration = Duration::from_secs(2);
 
 /// Returns the options of a core on the servers at `url` that requires one replica.
 pub fn waiting_for_one(url: String) -> CoreOptions {
@@ -80,6 +82,14 @@ async fn nothing_is_acknowledged_before_a_replica_has_it() {
     fixture.checker.decided(SOON, &fixture.core, "early", "k").await;
     has_members(&fixture.core, 1).await;
     signal_pid(pids[1], Signal::CONT);
+    has_members(&fixture.core, 2).await;
+    // Core removes a stopped replica from the set, and the other replica is enough.
+    row.fault();
+    signal_pid(pids[0], Signal::STOP);
+    let began = Instant::now();
+    fixture.checker.decided(SOON, &fixture.core, "late", "k").await;
+    assert!(began.elapsed() < promised(REMOVED_MAX), "decided only after {:?}", began.elapsed());
+    signal_pid(pids[0], Signal::CONT);
     has_members(&fixture.core, 2).await;
     fixture.judge(row, 0).await;
 }
