@@ -5,20 +5,24 @@ use std::time::{Duration, Instant};
 
 use reqwest::Method;
 use serde_json::{Value, json};
+use support::available::available;
 use support::client::Client;
 use support::core_client::API_TOKEN;
 use support::core_client::campaign;
 use support::follower::Follower;
+use support::pair::Pair;
 use support::raw::Raw;
 use support::signing::claim_id;
 use support::wait::{holds, until_status};
-use support::{Core, CoreOptions, Reply, SOON, Sql, eventually};
+use support::{Core, CoreOptions, Reply, SOON, Sql, eventually, promised};
 use tokio::time::timeout;
 
 use crate::on_postgres::on_postgres;
 
 /// Well below the 30 s of a long poll, and long enough for a busy machine.
 const IMMEDIATE_MAX: Duration = Duration::from_secs(20);
+/// Time limit from another core's commit to the end of a long poll: core polls SQL every 200 ms.
+const COMMIT_SEEN_MAX: Duration = Duration::from_millis(500);
 
 /// Reads changes with one call, without retries: a 503 means that all slots are taken.
 async fn changes(core: &Core, query: &str) -> Reply {
@@ -191,6 +195,36 @@ async fn a_long_poll_ends_at_the_first_change_or_its_timeout() {
     let (reply, took) = long_poll(&core, &again).await.unwrap();
     assert_eq!(users_and_statuses(&again.take(&reply.expect(200).json())), ["bob granted"]);
     assert!(took < IMMEDIATE_MAX, "reported only after {took:?}");
+}
+
+/// Either core's relay may commit the claim, so one of the long polls waits for a commit by the other core.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_by_any_core_ends_the_long_polls_of_all() {
+    let pair = Pair::start(CoreOptions::default()).await;
+    let Some(pair) = available("long polls at two cores", pair) else { return };
+    pair.cores[0].create("demo", json!({"total": 100})).await;
+    let mut followers = [(); 2].map(|()| Follower::of("demo"));
+    for round in 1..=4 {
+        let polls = [0, 1].map(|at| long_poll(&pair.cores[at], &followers[at]));
+        let ended = async {
+            let mut pages = Vec::new();
+            for poll in polls {
+                pages.push(poll.await.unwrap().0.expect(200).json());
+            }
+            (pages, Instant::now())
+        };
+        let committed = async {
+            pair.cores[round % 2].claim("demo", &format!("u{round}"), "k").await.expect(201);
+            pair.sql.until("demo", round).await;
+            Instant::now()
+        };
+        let ((pages, ended_at), committed_at) = tokio::join!(ended, committed);
+        let took = ended_at.saturating_duration_since(committed_at);
+        assert!(took < promised(COMMIT_SEEN_MAX), "reported {took:?} after the commit");
+        for (follower, page) in followers.iter_mut().zip(&pages) {
+            assert_eq!(users_and_statuses(&follower.take(page)), [format!("u{round} granted")]);
+        }
+    }
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 //! failed store.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -17,13 +17,15 @@ use support::rng::Rng;
 use support::storm::claim_attempts;
 use support::topology::Topology;
 use support::wait::{holds, until_status};
-use support::{Core, CoreOptions, SOON, Sql, eventually, only_on, times};
+use support::{Core, CoreOptions, SOON, Sql, eventually, only_on, promised, times};
 
 use super::{LiveStream, OPERATOR, VIEWER, campaign, denials, with_roles};
 use crate::on_postgres::on_postgres;
 
 /// Delay of each packet between core and PostgreSQL, at most: a connection needs some ten packets, a statement four.
 const SLOW_LINK_MAX: Duration = Duration::from_millis(200);
+/// Time limit of a snapshot while Redis hangs: the second until it is due, and 2.5 s.
+const SNAPSHOT_MAX: Duration = Duration::from_secs(4);
 
 /// Maximum number of concurrent watchers.
 const SLOTS: usize = 32;
@@ -323,6 +325,11 @@ async fn all_other_data_is_reported_while_redis_hangs() {
     stream.until("ready", |snapshot| campaign(snapshot, "demo")["taken"] == 1).await;
     let redis = core.redis_pid().await;
     signal_pid(redis, Signal::STOP);
+    for _ in 0..4 {
+        let began = Instant::now();
+        stream.until("the next snapshot", |_| true).await;
+        assert!(began.elapsed() < promised(SNAPSHOT_MAX), "the next snapshot took {:?}", began.elapsed());
+    }
     let away = stream
         .until("Redis down", |snapshot| {
             snapshot["redis"]["state"] == "down" && campaign(snapshot, "demo")["ready"] == false

@@ -10,6 +10,11 @@ use support::{SOON, eventually, promised};
 
 use super::{claims_sent_to_core, open_world, run, until_rejected_early};
 
+/// Time limit until a first try is no longer rejected by a state from the edge's cache, which is at most 2 s old.
+const NOT_OPEN_AGE_MAX: Duration = Duration::from_millis(2_500);
+/// The same for "sold out", which is at most 1 s old.
+const SOLD_OUT_AGE_MAX: Duration = Duration::from_millis(1_500);
+
 #[test]
 fn a_claim_is_granted_once_and_shown_to_its_user_only() {
     run(async {
@@ -122,6 +127,28 @@ fn a_first_try_that_cannot_win_does_not_reach_core() {
         world.until_edge_shows("early-sold-out", "sold_out").await;
         let refused = until_rejected_early(world, "early-sold-out", "sold_out").await.expect(409).json();
         assert_eq!((&refused["limit"], &refused["remaining"]), (&json!("total"), &json!(0)));
+    });
+}
+
+#[test]
+fn a_first_try_is_decided_soon_after_a_campaign_reopens() {
+    run(async {
+        let world = open_world().await;
+        world.core.create("reopened", json!({"total": 1})).await;
+        world.core.set_admin_state("reopened", "pause").await.expect(200);
+        let _ = until_rejected_early(world, "reopened", "paused").await;
+        world.core.set_admin_state("reopened", "resume").await.expect(200);
+        until_status(promised(NOT_OPEN_AGE_MAX), &[200, 201], async || {
+            world.first_try("reopened", "alice", "k").await
+        })
+        .await;
+        world.until_edge_shows("reopened", "sold_out").await;
+        let _ = until_rejected_early(world, "reopened", "sold_out").await;
+        world.core.patch("reopened", json!({"limits": {"total": 2}})).await.expect(200);
+        until_status(promised(SOLD_OUT_AGE_MAX), &[200, 201], async || {
+            world.first_try("reopened", "bob", "k").await
+        })
+        .await;
     });
 }
 
