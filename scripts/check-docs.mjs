@@ -1,7 +1,8 @@
 #!/usr/bin/env node
 // Checks that the documents name only existing things: links and anchors, paths, make targets, commands and flags, variables,
 // tests, metrics, routes, and statements of lua/README.md and docs/redis-layout.md about the scripts. Also checks that the
-// documents name all metrics, variables, routes, problem codes and scripts, and that tests run by name exist.
+// documents name all metrics, variables, routes, problem codes and scripts, that tests run by name exist, and that
+// tests/README.md lists the promised times with the tests that measure them.
 //
 //   node scripts/check-docs.mjs     prints a line for each mistake and exits with 1 if there are any
 import { existsSync, readFileSync, readdirSync, statSync } from "node:fs";
@@ -76,18 +77,28 @@ function codeOf(text) {
   return [...spans, ...shell];
 }
 
-/** Returns the anchors of a document's headings, as GitHub generates them. */
-function anchorsOf(text) {
+/** Returns the headings of a document, with their lines' numbers and their anchors as GitHub generates them. */
+function headingsOf(text) {
   const seen = new Map();
-  return new Set(linesOf(text).filter(({ fence }) => fence === null).flatMap(({ line }) => {
+  return linesOf(text).filter(({ fence }) => fence === null).flatMap(({ number, line }) => {
     const heading = line.match(/^#{1,6}\s+(.*?)\s*#*$/);
     if (!heading) return [];
     const words = heading[1].replace(/\[([^\]]*)\]\([^)]*\)/g, "$1").replace(/`/g, "").toLowerCase();
     const slug = words.replace(/[^\p{L}\p{N}\s_-]/gu, "").replace(/\s/g, "-");
     const count = seen.get(slug) ?? 0;
     seen.set(slug, count + 1);
-    return [count === 0 ? slug : `${slug}-${count}`];
-  }));
+    return [{ number, anchor: count === 0 ? slug : `${slug}-${count}` }];
+  });
+}
+
+const anchorsOf = (text) => new Set(headingsOf(text).map(({ anchor }) => anchor));
+
+/** Returns the text from the heading with this anchor to the next heading. */
+function sectionOf(text, anchor) {
+  const headings = headingsOf(text);
+  const at = headings.findIndex((heading) => heading.anchor === anchor);
+  if (at < 0) return "";
+  return text.split("\n").slice(headings[at].number, headings[at + 1] && headings[at + 1].number - 1).join("\n");
 }
 
 // --- links ------------------------------------------------------------------------------------------------------
@@ -300,6 +311,74 @@ function checkTestLists() {
   }
 }
 
+// --- promised times ---------------------------------------------------------------------------------------------
+
+const PROMISES = "tests/README.md";
+
+/** Returns the modules of tests that measure promised times, named as in tests/README.md. */
+function measuringModules() {
+  return ["e2e", "faults"].flatMap((binary) => files
+    .filter((file) => file.startsWith(`tests/${binary}/`) && file.endsWith(".rs") && read(file).includes("promised("))
+    .map((file) => (binary === "faults" ? "faults::" : "") + file.slice(`tests/${binary}/`.length, -".rs".length).replaceAll("/", "::")));
+}
+
+/** Checks one row: each linked section contains the time, each test exists, and a test of the part `promises` measures. */
+function checkPromise(number, [, said, links, measured, part], modules) {
+  for (const [, target] of links.matchAll(/\]\(([^)]+)\)/g)) {
+    const [file, anchor] = path.join(path.dirname(PROMISES), target).split("#");
+    const section = sectionOf(read(file), anchor ?? "").replace(/\s+/g, " ");
+    if (said !== "–" && !said.split(" / ").some((time) => section.includes(time))) mistake(PROMISES, number, `${target} does not say '${said}'`);
+  }
+  const names = [...measured.matchAll(/`([a-z_0-9]+(?:::[a-z_0-9]+)*)`/g)].map(([, name]) => name);
+  for (const name of names) {
+    const [binary, test] = name.startsWith("faults::") ? ["faults", name.slice("faults::".length)] : ["e2e", name];
+    const exists = tests.get(binary).some((one) => one === test || one.startsWith(`${test}::`));
+    const measures = modules.some((module) => name === module || name.startsWith(`${module}::`));
+    if (!exists) mistake(PROMISES, number, `${name}: no such test`);
+    else if (part === "promises" && !measures) mistake(PROMISES, number, `${name}: its module has no promised(…)`);
+  }
+  const soakParts = quoted(read("scripts/soak.sh"), /^ {4}([a-z-]+) +\^/gm);
+  const isKnown = soakParts.has(part) || ["make test", "make check", "none"].includes(part) ||
+    existsSync(`bench/src/groups/${part.match(/^bench ([a-z_]+)$/)?.[1]}.rs`);
+  if (!isKnown) mistake(PROMISES, number, `${part}: no part of make soak or group of make bench`);
+  return names;
+}
+
+/** A promise that something happens within a time. */
+const WITHIN = /\b(?:within|at most|up to|after) (?:about )?(?:[\d.]+|an?|two|three|some) ?(?:m?s|seconds?|minutes?|min)\b/;
+/** Documents without promises: measured figures, decisions, a translation, and the table itself. */
+const NO_PROMISES = /^(docs\/(performance|decisions\/.*|.*\.zh-CN)|bench\/.*|lab\/.*|tests\/.*|CHANGELOG|CONTRIBUTING)\.md$/;
+
+/** Checks that the table links each section in which something happens within a time. */
+function checkWithin(rows) {
+  const linked = new Set(rows.flatMap(({ cells }) =>
+    [...cells[2].matchAll(/\]\(([^)]+)\)/g)].map(([, target]) => path.join(path.dirname(PROMISES), target))));
+  for (const [file, text] of texts) {
+    if (NO_PROMISES.test(file)) continue;
+    for (const { number, anchor } of headingsOf(text)) {
+      const [found] = sectionOf(text, anchor).replace(/\s+/g, " ").match(WITHIN) ?? [];
+      if (found && !linked.has(`${file}#${anchor}`)) mistake(file, number, `'${found}' is not in the table of promised times (${PROMISES})`);
+    }
+  }
+}
+
+/** Checks the table of promised times, and that the table names each module of tests that measures one. */
+function checkPromises() {
+  const { number: first } = headingsOf(texts.get(PROMISES)).find(({ anchor }) => anchor === "promised-times") ?? { number: 0 };
+  const rows = linesOf(sectionOf(texts.get(PROMISES), "promised-times"))
+    .filter(({ line }) => /^\| (?!promise )/.test(line))
+    .map(({ number, line }) => ({ number: first + number, cells: line.slice(1, -1).split("|").map((cell) => cell.trim()) }));
+  if (rows.length === 0) mistake(PROMISES, 1, "no table of promised times");
+  checkWithin(rows);
+  const modules = measuringModules();
+  const named = rows.flatMap(({ number, cells }) => checkPromise(number, cells, modules));
+  for (const module of modules) {
+    if (!named.some((name) => name === module || name.startsWith(`${module}::`))) {
+      mistake(PROMISES, first, `${module} measures a promised time that the table does not name`);
+    }
+  }
+}
+
 // --- names that the code defines in one place -------------------------------------------------------------------
 
 const quoted = (source, pattern) => new Set([...source.matchAll(pattern)].map(([, name]) => name));
@@ -415,6 +494,7 @@ for (const [file, text] of texts) {
   }
 }
 checkTestLists();
+checkPromises();
 checkComplete();
 checkEdgeSettings();
 checkScripts();
