@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use serde_json::json;
 use support::checker::{Checker, Expect, Limits, Promise};
@@ -9,7 +10,7 @@ use support::clock::Clock;
 use support::core_client::campaign;
 use support::inspect::key;
 use support::storm::ClaimOutcome;
-use support::{Core, CoreOptions, SOON, Servers, eventually, wait::holds};
+use support::{Core, CoreOptions, SOON, Servers, eventually, promised, wait::holds};
 use tempfile::TempDir;
 
 use crate::fixture::{Fixture, ROOMY};
@@ -20,6 +21,9 @@ const PERSISTED: Expect<'_> = Expect { promise: Promise::Persisted, differences:
 
 /// Limits that are used up before a fault, so that no new user may get anything afterwards.
 const TIGHT: Limits = Limits { total: Some(40), per_user: Some(1), per_user_per_day: Some(1) };
+
+/// Time limit until core has restored Redis' lost identity: core checks it once a second.
+const RESTORED_MAX: Duration = Duration::from_secs(2);
 
 /// Sends claims of new users until there is a decision: first "not ready", then "sold out", but never a
 /// grant.
@@ -66,7 +70,7 @@ async fn a_serving_core_restores_its_redis_ownership_keys() {
         assert!(before.iter().all(Option::is_some), "{before:?}");
         row.fault();
         redis.query_all::<()>(&["FLUSHALL"]).await;
-        eventually(SOON, || async {
+        eventually(promised(RESTORED_MAX), || async {
             let now = recorded().await;
             holds(now == before, || format!("{now:?} instead of {before:?}"))
         })

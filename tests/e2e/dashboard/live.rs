@@ -24,6 +24,8 @@ use crate::on_postgres::on_postgres;
 
 /// Delay of each packet between core and PostgreSQL, at most: a connection needs some ten packets, a statement four.
 const SLOW_LINK_MAX: Duration = Duration::from_millis(200);
+/// Time limit until a killed core is shown as silent: 5 s, and the second until the next snapshot.
+const SILENT_SHOWN_MAX: Duration = Duration::from_secs(7);
 /// Time limit of a snapshot while Redis hangs: the second until it is due, and 2.5 s.
 const SNAPSHOT_MAX: Duration = Duration::from_secs(4);
 
@@ -376,7 +378,9 @@ async fn both_cores_are_listed_and_their_denials_are_summed() {
         let cores = snapshot["cores"].as_array().unwrap();
         cores.iter().any(|core| core["state"] == "silent")
     };
+    let killed_at = Instant::now();
     stream.until("the killed core is silent", silent).await;
+    assert!(killed_at.elapsed() < promised(SILENT_SHOWN_MAX), "shown only after {:?}", killed_at.elapsed());
     pair.cores[1] = pair.cores[1].restart().await;
     pair.cores[1].stop().await;
     stream
