@@ -4,6 +4,7 @@
 #
 #   scripts/bare.sh                 everything, nothing cached; takes 15 minutes
 #   scripts/bare.sh --setup-only    only the set-up, with this machine's Cargo tools if it has them
+#   scripts/bare.sh --setup-only --if-changed    not if the same set-up has passed on this machine in the last week
 #
 # The root has systemd, installed but not running, as in most containers; sudo without a password; git, make and
 # ca-certificates; this machine's Rust and Node. This machine is not changed: mounts are in a separate namespace, and the
@@ -15,6 +16,9 @@ cd "$(dirname "$0")/.."
 user=newcomer
 home=/home/$user
 tools_inside=/opt/claimgate-tools
+machine_tools=${CLAIMGATE_TOOLS:-${XDG_CACHE_HOME:-$HOME/.cache}/claimgate}
+# The set-up that passed last on this machine.
+passed=$machine_tools/bare-setup-passed
 edge=127.0.0.1:8787
 # Limits so that no step blocks CI forever.
 setup_s_max=1800 up_s_max=7200 stop_s_max=60
@@ -27,6 +31,15 @@ skip() {
     echo "make bare: SKIPPED, its set-up part was not tested: $*"
     exit 0
 }
+
+# What the set-up reads, as committed.
+set_up() {
+    git ls-tree -r HEAD Makefile Cargo.toml package.json package-lock.json rust-toolchain.toml \
+        scripts/{bare,debian,setup,tools}.sh scripts/{valkey,openapi-tools,openapi-generator}.txt | sha256sum
+}
+
+# Whether the same set-up has passed here. The packages that it downloads change: a week later it is tried again.
+has_passed() { [ -n "$(find "$passed" -mtime -7 2>/dev/null)" ] && [ "$(set_up)" = "$(cat "$passed")" ]; }
 
 # --- on the machine: make the root ----------------------------------------------------------------------
 
@@ -91,14 +104,13 @@ clone() {
 
 # These tools take minutes to build. Only --setup-only reuses this machine's tools; the whole run builds them.
 offer_tools() {
-    local here=${CLAIMGATE_TOOLS:-${XDG_CACHE_HOME:-$HOME/.cache}/claimgate}
     tools=
     if [ "$mode" != setup-only ]; then return; fi
-    if [ -d "$here" ]; then
-        tools=$(realpath "$here")
+    if [ -d "$machine_tools" ]; then
+        tools=$(realpath "$machine_tools")
         echo "worker-build, wasm-bindgen, Valkey and schemathesis: using this machine's from $tools if present, read-only."
     else
-        echo "No Cargo tools in $here: building them in the root."
+        echo "No Cargo tools in $machine_tools: building them in the root."
     fi
 }
 
@@ -244,11 +256,15 @@ if [ "${1:-}" = --inside ]; then
     exit
 fi
 
-case "${1:-}" in
+case "$*" in
     '') mode=whole ;;
-    --setup-only) mode=setup-only ;;
-    *) die "usage: scripts/bare.sh [--setup-only]" ;;
+    --setup-only | '--setup-only --if-changed') mode=setup-only ;;
+    *) die "usage: scripts/bare.sh [--setup-only [--if-changed]]" ;;
 esac
+if [ "${2:-}" = --if-changed ] && has_passed; then
+    echo "make bare: NOT RUN, this set-up has passed on this machine: $(date -r "$passed" '+%F %T')."
+    exit
+fi
 if [ "$(id -u)" != 0 ] && sudo -n true 2>/dev/null; then
     exec sudo -n -E env "PATH=$PATH" "HOME=$HOME" scripts/bare.sh "$@"
 fi
@@ -282,4 +298,5 @@ unshare --mount --pid --fork --kill-child scripts/bare.sh --inside $mode "$work"
 inside_pid=$!
 wait $inside_pid
 inside_pid=''
+if [ $mode = setup-only ]; then mkdir -p "$machine_tools" && set_up >"$passed"; fi
 echo "make bare: passed"
