@@ -45,7 +45,7 @@ const STORE_TWICE: [&str; 3] = [
 /// Removes one of the two rows.
 const STORE_ONCE: &str = "DELETE FROM claims WHERE ctid = (SELECT MAX(ctid) FROM claims \
     WHERE campaign_id = 'live1' AND sequence = 7)";
-/// The pause between claims while a table stays locked for a minute.
+/// The pause between claims beside a conversion that takes long.
 const CLAIM_EVERY: Duration = Duration::from_millis(20);
 
 /// The number of cores that have been waiting for another one's conversion for longer than a core that starts tries to
@@ -195,7 +195,7 @@ async fn one_of_two_cores_that_start_at_once_converts() {
         reader.commit().await.expect("the end of the reader");
     };
     let both = Box::pin(async { tokio::join!(another(&fixture), another(&fixture), released) });
-    let (second, third, ()) = beside_load(&fixture, &checker, Duration::ZERO, both).await;
+    let (second, third, ()) = beside_load(&fixture, &checker, CLAIM_EVERY, both).await;
     assert_eq!((others(&fixture).await, replacements(&fixture).await), (0, 0));
     let logs = [second.log(), third.log()].concat();
     assert!(!logs.contains("cannot give ids the collation C"), "{logs}");

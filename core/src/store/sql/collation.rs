@@ -45,6 +45,8 @@ const LOCK_WAIT: &str = "1s";
 const ATTEMPTS_MAX: Duration = Duration::from_mins(1);
 /// The pause before the next attempt.
 const PAUSE: Duration = Duration::from_secs(1);
+/// Names the session of a core that starts.
+const NAME_SESSION: &str = "SET application_name = 'claimgate start'";
 /// Takes the advisory lock under which one core at a time converts, if no other session has the lock.
 const TRY_LOCK: &str = "SELECT CAST(pg_try_advisory_lock(27988534159832165) AS INTEGER)";
 /// Releases the lock.
@@ -59,6 +61,7 @@ const UNLOCK: &str = "SELECT pg_advisory_unlock(27988534159832165)";
 /// table locked or has a transaction open for long. Nothing has changed then; an index that replaces another one
 /// may be left until the next start.
 pub(super) async fn compare_by_bytes(connection: &mut AnyConnection) -> Result<(), Error> {
+    execute(connection, NAME_SESSION.to_owned()).await?;
     if indexes_to_convert(connection).await?.is_empty() {
         return Ok(());
     }
@@ -152,17 +155,17 @@ fn conversion(indexes: &[Index], is_served: bool) -> String {
     }));
     statements.extend(large().map(Index::replace));
     if is_served {
-        statements.push(CLOSE_OTHERS.replace("{TRY_LOCK}", TRY_LOCK));
+        statements.push(CLOSE_OTHERS.to_owned());
     }
     statements.push("COMMIT".to_owned());
     statements.join("; ")
 }
 
-/// Spares a core that starts and polls for the lock: it has prepared no such statement. It would exit, since it connects
-/// again only in the first seconds of its start.
+/// Spares the sessions of cores that start and wait for the lock, see [`NAME_SESSION`]: they have prepared no such
+/// statement. These cores would exit, since they connect again only in the first seconds of their start.
 const CLOSE_OTHERS: &str = "SELECT COUNT(pg_terminate_backend(pid)) FROM pg_stat_activity \
     WHERE datname = current_database() AND usename = current_user AND pid <> pg_backend_pid() \
-    AND query IS DISTINCT FROM '{TRY_LOCK}'";
+    AND application_name IS DISTINCT FROM 'claimgate start'";
 
 /// An index with another collation.
 #[derive(Debug)]
