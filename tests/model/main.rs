@@ -30,8 +30,10 @@ const ONE_RUN_HTTP: u64 = 1000;
 /// Only one in this many operations is played over HTTP.
 const HTTP_SHARE: u64 = 25;
 const OPERATIONS: u64 = 100_000;
-/// A core that is late more often than this in [`OPERATIONS`] is too slow, unless the machine is.
-const UNANSWERED_MAX: u64 = 100;
+/// A core that is late at more than one in this many operations is too slow, unless the machine is.
+const UNANSWERED_SHARE: u64 = 1000;
+/// A seed with enough operations, and so enough stalls.
+const STALLED_SEED: u64 = 7919;
 
 /// A single thread, so that concurrent claims reach the batcher in order.
 #[tokio::test(flavor = "current_thread")]
@@ -49,15 +51,15 @@ async fn the_system_agrees_with_the_model() {
         runs += 1;
     }
     println!("{runs} campaigns in {:?}: {tally:?}", started.elapsed());
-    assert!(tally.unanswered <= UNANSWERED_MAX || support::process::is_slow(), "{tally:?}");
+    let is_in_time = tally.unanswered <= (operations / UNANSWERED_SHARE).max(10);
+    assert!(is_in_time || support::process::is_slow(), "{tally:?}");
 }
 
 /// A machine that stands still for a second is no difference.
 #[tokio::test(flavor = "current_thread")]
 async fn a_late_answer_of_redis_is_no_difference() {
-    // A seed with enough stalls.
-    let seed = number("SEED").unwrap_or(7919);
-    let played = run::play_with_stalls(seed, 300, 10).await.unwrap_or_else(|failed| panic!("{failed}"));
+    let played = run::play_with_stalls(STALLED_SEED, 800, 10).await;
+    let played = played.unwrap_or_else(|failed| panic!("{failed}"));
     assert!(played.unanswered > 3, "{played:?}");
 }
 

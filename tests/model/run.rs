@@ -204,29 +204,32 @@ impl Run {
         if first.as_ref() == Some(&expected) {
             self.record(attempts, &expected);
         }
-        let again = decide(&mut self.model, now, &listed);
         let answers = self.system.claims_until_decided(attempts).await;
-        if answers == again {
-            self.record(attempts, &again);
-            return Ok(());
-        }
-        if first.is_some() {
-            return same_each(&again, &answers);
-        }
         let (one, rest) = listed.split_at(1);
-        for decided in [one, rest] {
+        let possible: &[(&str, &[Attempt])] = if first.is_some() {
+            &[("all", &listed)]
+        } else {
+            &[("all", &listed), ("the first", one), ("all but the first", rest), ("none", &[])]
+        };
+        let mut differences = Vec::new();
+        for (decided, claims) in possible {
             self.model = before.clone();
-            self.model.claim_all(now, decided);
+            match *decided {
+                "all" => drop(decide(&mut self.model, now, claims)),
+                _ => drop(self.model.claim_all(now, claims)),
+            }
             let expected = decide(&mut self.model, now, &listed);
-            if answers == expected {
-                self.record(attempts, &expected);
-                return Ok(());
+            match same_each(&expected, &answers) {
+                Ok(()) => {
+                    self.record(attempts, &expected);
+                    return Ok(());
+                }
+                Err(difference) => {
+                    differences.push(format!("if {decided} were decided before: {difference}"));
+                }
             }
         }
-        self.model = before;
-        let expected = decide(&mut self.model, now, &listed);
-        self.record(attempts, &expected);
-        same_each(&expected, &answers)
+        Err(differences.join("\n"))
     }
 
     fn record(&mut self, attempts: &[ClaimAttempt], answers: &[Answer]) {
@@ -343,9 +346,8 @@ impl Run {
 
     /// Checks that after a loss in Redis nothing is decided until everything is loaded from SQL.
     async fn loaded(&mut self, sequences: RangeInclusive<u64>) -> Result<(), String> {
-        let refused = self.system.claims(&[ClaimAttempt::probe()]).await;
-        let why = refused.as_ref().err().and_then(|failure| failure.no_decision);
-        if !matches!(why, Some(NoDecision::NotReady(_))) {
+        let refused = self.system.refusal(&[ClaimAttempt::probe()]).await;
+        if !matches!(refused, Ok(NoDecision::NotReady(_))) {
             return Err(format!("after a loss in Redis a claim was answered {refused:?}"));
         }
         let rows = u64::try_from(self.model.claims.len()).expect("a count");
@@ -366,7 +368,7 @@ impl Run {
     async fn starve(&mut self, attempts: &[ClaimAttempt], relays: bool) -> Result<(), String> {
         self.sweep(Recovered::Ready).await?;
         self.system.starve(true).await;
-        let refused = self.system.claims(attempts).await;
+        let refused = self.system.refusal(attempts).await;
         if relays && self.rng.percent(50) {
             self.tally.restarts += 1;
             self.system.restart_core().await;
@@ -376,8 +378,7 @@ impl Run {
         }
         let relayed = if relays { self.system.relay_starved().await } else { Ok(()) };
         self.system.starve(false).await;
-        let why = refused.as_ref().err().and_then(|failure| failure.no_decision);
-        if why != Some(NoDecision::OutOfMemory) {
+        if refused != Ok(NoDecision::OutOfMemory) {
             return Err(format!("without memory, a claim was answered {refused:?}"));
         }
         relayed?;

@@ -13,7 +13,7 @@ use claimgate_core::domain::claim_transition::ClaimTransition;
 use claimgate_core::engine::Engine;
 use claimgate_core::engine::campaign::handle::CampaignHandle;
 use claimgate_core::engine::claim::batcher::Decision;
-use claimgate_core::engine::error::EngineError;
+use claimgate_core::engine::error::{EngineError, NoDecision};
 use claimgate_core::engine::lifecycle::recovery::Recovered;
 use claimgate_core::jobs::outbox_relay::OutboxRelay;
 use claimgate_core::redis_address::RedisAddress;
@@ -119,7 +119,7 @@ impl System {
         self.unanswered.get()
     }
 
-    /// Counts a call without an answer.
+    /// Counts a call without an answer, and continues Redis if it is stopped.
     fn record<T>(&self, result: Result<T, Failure>) -> Result<T, Failure> {
         if result.as_ref().is_err_and(Failure::is_unavailable) {
             self.unanswered.update(|count| count + 1);
@@ -135,8 +135,12 @@ impl System {
         &self,
         call: impl AsyncFn() -> Result<T, E>,
     ) -> Result<T, Failure> {
+        let first = self.record(call().await.map_err(Into::into));
+        if !first.as_ref().is_err_and(Failure::is_unavailable) {
+            return first;
+        }
         eventually(SOON, || async {
-            match self.record(call().await.map_err(Into::into)) {
+            match call().await.map_err(Into::into) {
                 Err(failure) if failure.is_unavailable() => Err(failure.to_string()),
                 result => Ok(result),
             }
@@ -153,7 +157,21 @@ impl System {
 
     /// Sends the same claims until all have a decision.
     pub async fn claims_until_decided(&self, attempts: &[ClaimAttempt]) -> Vec<Answer> {
-        eventually(SOON, || async { Ok(self.claims(attempts).await?) }).await
+        let requests: Vec<_> = attempts.iter().map(request).collect();
+        eventually(SOON, || async {
+            self.is_connected().await;
+            let decisions = requests.iter().map(|(request, pass)| self.core.claim(request, *pass));
+            Ok(answers(join_all(decisions).await)?)
+        })
+        .await
+    }
+
+    /// Sends claims that must get no decision; returns the reason.
+    pub async fn refusal(&self, attempts: &[ClaimAttempt]) -> Result<NoDecision, String> {
+        match self.answered(async || self.claims(attempts).await).await {
+            Err(Failure { no_decision: Some(reason), .. }) => Ok(reason),
+            other => Err(format!("{other:?}")),
+        }
     }
 
     /// Sends claims concurrently and kills Redis after `yields`; restarts it afterwards.
@@ -287,12 +305,17 @@ impl System {
     /// Kills Redis with SIGKILL and restarts it.
     pub async fn restart_redis(&mut self) {
         self.redis.kill_and_restart_frozen(&self.clock).await;
-        // If core tried to connect too early, it waits before it retries.
+        self.is_connected().await;
+        self.changed();
+    }
+
+    /// Waits until core is connected to Redis. If core tried to connect too early, it waits before it retries, and until
+    /// then each of several claims is sent separately.
+    async fn is_connected(&self) {
         eventually(SOON, || async {
             self.core.engine.stores.redis.probe().await.outcome.map_err(|error| error.to_string())
         })
         .await;
-        self.changed();
     }
 
     /// Demotes Redis to a replica and promotes it, which changes the replication id. A new core connects

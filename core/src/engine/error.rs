@@ -32,7 +32,9 @@ impl StoreError {
         match self {
             Self::Redis(RedisStoreError::NotReady(reason)) => NoDecision::NotReady(*reason),
             Self::Redis(RedisStoreError::OutOfMemory(_)) => NoDecision::OutOfMemory,
-            Self::Redis(_) | Self::Sql(_) => NoDecision::Unavailable,
+            Self::Redis(error) if error.is_unreachable() => NoDecision::Unavailable,
+            Self::Sql(error) if error.is_transient() => NoDecision::Unavailable,
+            Self::Redis(_) | Self::Sql(_) => NoDecision::Unusable,
         }
     }
 
@@ -52,8 +54,10 @@ pub enum NoDecision {
     NotReady(NotReadyReason),
     /// Redis is out of memory; nothing was decided.
     OutOfMemory,
-    /// The answer did not arrive in time, or is not usable: the call may have taken effect.
+    /// No answer arrived in time: the call may have taken effect.
     Unavailable,
+    /// A store answered with an error, or with something else than this version expects.
+    Unusable,
 }
 
 impl NoDecision {
@@ -62,7 +66,7 @@ impl NoDecision {
         match self {
             Self::NotReady(_) => "not_ready",
             Self::OutOfMemory => "out_of_memory",
-            Self::Unavailable => "unavailable",
+            Self::Unavailable | Self::Unusable => "unavailable",
         }
     }
 }

@@ -158,7 +158,8 @@ impl SqlError {
         Self::Sql(Error::PoolTimedOut)
     }
 
-    fn is_transient(&self) -> bool {
+    /// Returns true if the same call may succeed later, see [`is_transient`].
+    pub fn is_transient(&self) -> bool {
         match self {
             Self::Sql(error)
             | Self::Migrate(MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)) => {
