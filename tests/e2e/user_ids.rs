@@ -14,9 +14,9 @@ use support::{Core, CoreOptions, RedisServer, Reply, SOON, claim_body, eventuall
 
 use crate::command_line::{run, run_against};
 
-/// The schemes of edges whose settings differ in one value each, as the tests in `shared/src/user_id.rs` derive them.
 /// Time limit until another core knows a change: core polls SQL once a second.
 const FOLLOWED_MAX: Duration = Duration::from_secs(2);
+/// The schemes of edges whose settings differ in one value each, as the tests in `shared/src/user_id.rs` derive them.
 const PINNED: &str = "hmac:VR1TK4";
 const OTHERS: [(&str, &str); 4] = [
     ("another form", "verbatim:VR1TK4"),
@@ -317,6 +317,7 @@ async fn another_core_follows_a_change_before_new_campaigns() {
         holds(reply.code() == "user_ids_differ", || reply.text())
     })
     .await;
+    assert_eq!(user_ids(&second).await["user_ids"], PINNED);
     edge_claim(&second, "hmac:PBjTMm", "demo", ALICE, "k").await.refused(503, "user_ids_differ");
     first.set_admin_state("demo", "end").await.expect(200);
     let schemes = ["hmac:PBjTMm", PINNED];

@@ -8,7 +8,7 @@ use support::client::client;
 use support::process::Signal;
 use support::storm::{ClaimAttempt, ClaimOutcome, claim_attempts};
 use support::topology::OWN;
-use support::{CoreOptions, only_on, promised};
+use support::{CoreOptions, SOON, only_on, promised};
 
 use crate::fixture::Fixture;
 use crate::logs::{full_pipe, until_lines_are_lost};
@@ -63,7 +63,7 @@ impl Storm {
         assert_eq!(self.checker.acknowledged().len(), first.len());
         core.set_admin_state("demo", "pause").await.expect(200);
         for late in 0..LATE {
-            let outcome = self.checker.claim(core, &format!("late{late}"), "k").await;
+            let outcome = self.checker.decided(SOON, core, &format!("late{late}"), "k").await;
             let is_refused = matches!(&outcome, ClaimOutcome::Denied { code, .. } if code == "paused");
             assert!(is_refused, "a claim of the paused campaign: {outcome:?}");
         }
@@ -93,6 +93,8 @@ async fn a_log_file_takes_the_lines_of_a_storm() {
     only_on!(OWN, "core's own Redis is killed");
     let storm = Storm::begin(Row::begin("a storm with a log file"), CoreOptions::default()).await;
     storm.play().await;
+    let log = storm.fixture.core.log();
+    assert!(log.contains("paused"), "the pause is not in the log of {} bytes", log.len());
     storm.end().await;
 }
 

@@ -27,7 +27,7 @@ fn live(snapshot: &Value, code: &str) -> [u64; 2] {
     ["count", "at_edges"].map(|name| reason.map_or(0, |reason| reason[name].as_u64().unwrap()))
 }
 
-/// Returns the claims refused as sold out once three snapshots in a row have the same number: the refusals of earlier
+/// Returns the claims refused as sold out once four snapshots in a row have the same number: the refusals of earlier
 /// tests on the same edge are then reported.
 async fn settled(stream: &mut LiveStream) -> [u64; 2] {
     let (mut last, mut repeated) = ([u64::MAX; 2], 0);
