@@ -13,7 +13,7 @@ const en = {
 	tag: "en", loading: "One moment…", open: "Claim", another: "Claim another", busy: "One moment…", again: "Try again",
 	scheduled: "Opens {starts_at}", paused: "Paused for now", sold_out: "All taken", ended: "This has ended",
 	done: "Claimed", granted: "It is yours: number {sequence}.", held: "Reserved for you until {expires_at}: number {sequence}.", also: "Also yours: {numbers}.", codesSoon: "Your code appears here as soon as it is there.",
-	unknown: "Not confirmed yet. Trying again cannot count twice.", unreachable: "The server cannot be reached. Trying again.", other: "That did not work. Please try again later.",
+	unknown: "Not confirmed yet. You can try again safely: you will not be counted twice.", unreachable: "The server cannot be reached. Trying again.", other: "That did not work. Please try again later.",
 	not_started: "Not open yet.", user_limit_reached: "You have reached your limit.", user_daily_limit_reached: "You have reached today's limit.",
 	unauthenticated: "Please sign in first.", no_token: "Your sign-in could not be checked. Please try again.", pass_required: "You need a pass.", campaign_not_found: "There is no such campaign.",
 	rate_limited: "Very busy right now. Please try again.", overloaded: "Very busy right now. Please try again.",
@@ -255,7 +255,7 @@ export class ClaimgateButton extends HTMLElement {
 		if (!this.#life) return;
 		const words = /^zh/.test(this.closest("[lang]")?.lang || navigator.language) ? zh : en;
 		clearTimeout(this.#stateTimer);
-		// Every visitor's button opens by itself, without a request.
+		// Re-renders at `starts_at` from a local timer, so that the opening causes no requests.
 		if (this.#state() === "scheduled") this.#stateTimer = setTimeout(() => this.#render(), Math.min(this.#msTo(this.#view.starts_at) + 5, TIMER_MS_MAX));
 		this.#button.setAttribute("aria-disabled", String(!this.#canClaim()));
 		this.#renderLabel(words);

@@ -96,8 +96,8 @@ pub struct ServeArgs {
     /// named by `CLAIMGATE_REDIS_URL_FILE`
     #[arg(long, env = "CLAIMGATE_REDIS_URL", value_name = "URL", hide_env_values = true)]
     redis_url: Option<String>,
-    /// How many replicas must have a claim before it is acknowledged; only at the first start: `claimgate
-    /// replication` changes it later [default: 0]
+    /// Number of replicas that must have a claim before it is acknowledged. Read only at the first start; then
+    /// use `claimgate replication` [default: 0]
     #[arg(long, env = "CLAIMGATE_REDIS_REPLICAS", value_name = "REPLICAS")]
     redis_replicas: Option<String>,
     /// Memory limit of the managed Redis, in MiB [default: half of the available memory]

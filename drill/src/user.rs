@@ -76,7 +76,7 @@ impl TryOutcome {
         match answer.and_then(|answer| answer.read()) {
             Ok(ClaimReply { claim, .. }) => match NonZeroU32::new(claim.quantity.get()) {
                 Some(units) => Self::Claimed { id: claim.id, sequence: claim.sequence, units },
-                None => Self::Unknown("a claim of no units".to_owned()),
+                None => Self::Unknown("the claim has 0 units".to_owned()),
             },
             Err(error) if error.retry_after().is_some() => Self::Unknown(error.to_string()),
             Err(error) => match error.problem() {

@@ -25,7 +25,7 @@ const en = {
 	codes: ["Your code appears here in a moment.", "Here is your code. Keep it secret: anyone who has it can use it."],
 	held: ["Reserved for you", "{hold}"],
 	hold: "Held until {until}|, {left} left|. Complete your purchase in the shop that sent you here.", span: "{hours} h |{minutes} min |{seconds} s",
-	replayed: ["You already have this claim", "Asking again did not create a second one.| {hold}| {code}"],
+	replayed: ["You already have this claim", "Claiming again did not create a second claim.| {hold}| {code}"],
 	problem: ["That did not work", "Please try again in a moment."],
 	claim: ["We found your claim", "Its status is “{status}”, which this page does not recognize. Please reload it."],
 	not_started: ["Not open yet", "Opens: {starts_at}.| No need to reload this page."],

@@ -52,7 +52,7 @@ const READINESS: [&str; 5] = [
     "loaded from SQL",
     "not ready",
     "ready again",
-    "suspended, to be loaded or evicted",
+    "suspended until it is loaded or evicted",
     "cannot be made ready yet; retrying",
 ];
 const DEMO: [&str; 6] = [

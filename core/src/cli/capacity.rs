@@ -51,7 +51,7 @@ pub struct CapacityArgs {
     /// Number of campaigns claimed from at the same time; each campaign is on one Redis server
     #[arg(long, default_value_t = 1, value_parser = RangedI64ValueParser::<u64>::new().range(1..))]
     campaigns: u64,
-    /// How many replicas must have a claim before it is acknowledged
+    /// Number of replicas that must have a claim before it is acknowledged
     #[arg(long, default_value_t = 0)]
     replicas: u32,
     /// Each granted claim gets a code

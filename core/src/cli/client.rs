@@ -14,7 +14,7 @@ use crate::config::{self, ConfigError, Secrets};
 use crate::domain::days::TimeZone;
 use crate::nearest::{nearest, suggestion};
 
-/// Time for which a call that is safe to repeat is retried while its outcome is unknown: a person is waiting.
+/// Retry period for repeatable calls with an unknown outcome. Short, because a person waits.
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
 /// Time limit for reading all campaigns' ids to suggest a similar one.

@@ -134,11 +134,11 @@ pub(super) fn memory(
     let most = available_bytes / 4 * MEMORY_QUARTERS_MAX;
     let mib = |bytes: u64| bytes >> 20;
     let problem = match maxmemory_bytes {
-        0 => "Redis has no maxmemory: when memory runs out, the kernel kills it before it refuses writes"
+        0 => "Redis has no maxmemory: if memory runs out, the kernel kills Redis before Redis refuses writes"
             .to_owned(),
         bytes if bytes > most => format!(
-            "Redis' maxmemory of {} MiB is more than three quarters of the {} MiB {source}: the kernel may kill it before it \
-             refuses writes",
+            "Redis' maxmemory of {} MiB is more than three quarters of the {} MiB {source}: the kernel may kill Redis \
+             before Redis refuses writes",
             mib(bytes),
             mib(available_bytes)
         ),

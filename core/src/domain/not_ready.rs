@@ -70,7 +70,7 @@ impl fmt::Display for NotReadyReason {
             Self::Replication => "the Redis server was promoted after the campaign was loaded",
             Self::Behind => "Redis has lost events",
             Self::Sentinel => "one of its keys is missing or has a different epoch",
-            Self::Days => "its UTC offsets in Redis have expired",
+            Self::Days => "its time-zone offsets in Redis have expired",
             Self::LoadingElsewhere => "another core is loading the campaign",
             Self::Damaged => "its keys are damaged",
             Self::Importing => "an import is unfinished",

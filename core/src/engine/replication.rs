@@ -138,7 +138,7 @@ fn log(change: &SetChange) {
         ?members,
         ?joining,
         version,
-        "the replicas that must confirm acknowledged writes have changed"
+        "the set of required replicas has changed"
     );
 }
 

@@ -131,7 +131,7 @@ impl UserIds {
         match self.sql.set_user_ids(scheme, ChangedBy { who, at: now }).await? {
             SchemeSet::Live(campaign) => Err(EngineError::CampaignNotOver(campaign)),
             SchemeSet::Done(pinned) => {
-                tracing::info!(who, user_ids = %pinned.scheme, "user ids set");
+                tracing::info!(who, user_ids = %pinned.scheme, "the pinned user ids have changed");
                 self.cache(Some(pinned));
                 *self.state.rejection.lock() = None;
                 Ok(())

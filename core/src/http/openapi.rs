@@ -53,7 +53,7 @@ fn document() -> Value {
     finish::finished(document)
 }
 
-/// Returns this description.
+/// Returns the OpenAPI description of the API.
 #[utoipa::path(
     get, path = "/openapi.json", tag = "admin", operation_id = "getDescription",
     responses((status = 200, description = "An OpenAPI document", body = Object)),

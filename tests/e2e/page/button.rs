@@ -16,7 +16,7 @@ const DISABLED: &str =
 const LABEL: &str =
     "document.querySelector('claimgate-button').shadowRoot.querySelector('button').textContent";
 const STATUS: &str = "document.querySelector('claimgate-button').shadowRoot.querySelector('p').textContent";
-const UNKNOWN: &str = "Not confirmed yet. Trying again cannot count twice.";
+const UNKNOWN: &str = "Not confirmed yet. You can try again safely: you will not be counted twice.";
 /// Clicks the button. A shadow tree has no element that WebDriver could find by a selector.
 const PRESS: &str = "document.querySelector('claimgate-button').shadowRoot.querySelector('button').click()";
 

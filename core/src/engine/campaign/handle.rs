@@ -115,7 +115,7 @@ impl CampaignHandle {
         let Some(left_out) = self.readiness_log.lock().changed(Instant::now()) else { return };
         let campaign = &self.campaign().id;
         if reason == NotReadyReason::Suspended {
-            tracing::info!(%campaign, left_out, "suspended, to be loaded or evicted");
+            tracing::info!(%campaign, left_out, "suspended until it is loaded or evicted");
         } else {
             tracing::warn!(%campaign, %reason, left_out, "not ready");
         }
@@ -165,7 +165,7 @@ impl CampaignHandle {
         self.notices.adopted.put(self.campaign().id.clone());
     }
 
-    /// Records that the maintenance job has finished with the campaign; the next notice notifies the job
+    /// Records that the maintenance job has finished with the campaign; the next notice wakes the job
     /// again.
     pub fn maintenance_done(&self) {
         self.requested.store(false, Ordering::Release);

@@ -280,7 +280,7 @@ impl Sides {
             differs(
                 "backlog",
                 format!(
-                    "Redis counts {} events in the outbox, which has {} entries",
+                    "Redis counts {} outbox events, but the outbox has {} entries",
                     redis.backlog, self.outbox.entries
                 ),
             );

@@ -92,7 +92,7 @@ impl ServingRight {
             }
             let silent = there.silent_for >= TAKE_OVER_AFTER && listening.elapsed() >= OBSERVED_MIN;
             if (silent || take_over) && sql.replace_served_store(&there, &store_id).await? {
-                tracing::warn!("this database is served with this Redis from now on");
+                tracing::warn!("took over the database: core now uses it with this Redis");
                 break;
             }
             sleep(POLL).await;

@@ -27,7 +27,7 @@ const ADD_TIMEOUT: Duration = Duration::from_mins(10);
     post, path = "/admin/v1/campaigns/{id}/codes", tag = "admin", operation_id = "addCodes",
     params(("id" = CampaignId, Path)),
     request_body(content = String, content_type = "text/csv",
-        description = "At most 5,000,000 codes and 256 MiB, with a Content-Length; the header `code` is optional"),
+        description = "At most 5,000,000 codes and 256 MiB, with a Content-Length; a first line `code` is optional"),
     responses((status = 200, description = "The campaign has all codes of the file", body = AddedCodes)),
     security(("adminToken" = ["admin"])),
     extensions(("x-codes" = json!(["campaign_not_found", "import_unfinished", "campaign_not_ready"]))),

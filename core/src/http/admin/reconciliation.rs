@@ -11,7 +11,7 @@ use crate::http::extract::{Admin, PathCampaign, Viewer, json};
 #[utoipa::path(
     get, path = "/admin/v1/campaigns/{id}/reconciliation", tag = "admin", operation_id = "compareCampaign",
     params(("id" = CampaignId, Path)),
-    responses((status = 200, description = "Both sides and their differences", body = Reconciliation)),
+    responses((status = 200, description = "The states of Redis and SQL, and their differences", body = Reconciliation)),
     security(("adminToken" = ["viewer"])),
     extensions(("x-codes" = json!(["campaign_not_found", "campaign_not_ready"]))),
 )]
@@ -24,7 +24,7 @@ pub async fn compare(Viewer(_, engine): Viewer, PathCampaign(id): PathCampaign) 
     post, path = "/admin/v1/campaigns/{id}/reconciliation", tag = "admin", operation_id = "repairCampaign",
     params(("id" = CampaignId, Path)),
     responses(
-        (status = 200, description = "Both sides after the repair, and the repairs made", body = Reconciliation),
+        (status = 200, description = "The states of Redis and SQL after the repair, and the repairs made", body = Reconciliation),
     ),
     security(("adminToken" = ["admin"])),
     extensions(("x-codes" = json!(["campaign_not_found", "campaign_not_ready"]))),

@@ -35,7 +35,7 @@ pub(super) fn view_campaign() {}
         ("Claimgate-Attempt" = Option<String>, Header,
             description = "`1` only on a claim's first try: edge and core may then reject it from their caches"),
         ("Claimgate-Pass" = Option<String>, Header,
-            description = "The user's pass, if the campaign requires one; an invalid pass counts as none"),
+            description = "The user's pass, if the campaign requires one; an invalid pass is ignored, as if no pass was sent"),
     ),
     request_body = OwnClaimFields,
     responses(
