@@ -264,7 +264,7 @@ test("an unchanged campaign returns the known object", async () => {
 	assert.equal((await rejection(client.campaign(NONE))).code, "campaign_not_found");
 });
 
-test("the user's claims, the allowance and a single claim", async () => {
+test("claims, allowance and a single claim can be read", async () => {
 	const client = clientOf("pete");
 	const { claim } = await client.claim(LIMITED);
 	const { items, allowance, next_cursor } = await client.claims(LIMITED);

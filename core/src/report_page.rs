@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lengths_of_time_are_short() {
+    fn durations_are_formatted_briefly() {
         for (seconds, text) in [
             (0.04, "0 s"),
             (1.0, "1 s"),

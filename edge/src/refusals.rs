@@ -172,12 +172,12 @@ mod tests {
     }
 
     #[test]
-    fn one_task_runs_at_a_time_and_a_cut_off_one_is_replaced() {
+    fn one_task_runs_at_a_time_and_an_aborted_task_is_replaced() {
         let mut reporter = Reporter::new();
         refuse(&mut reporter, 0);
         assert!(reporter.begin(at(0)));
         assert!(!reporter.begin(at(4_999)));
-        assert!(reporter.begin(at(5_000)), "cut off");
+        assert!(reporter.begin(at(5_000)), "aborted");
         assert!(reporter.next_report(at(6_000), false).is_some());
         assert!(!reporter.begin(at(10_999)), "its turn began at 6,000");
         assert_eq!(reporter.next_report(at(9_000), true), None);

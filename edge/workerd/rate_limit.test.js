@@ -77,7 +77,7 @@ test("memory is bounded, and a busy key stays limited", async () => {
     }
 });
 
-test("a clock set back rejects for one period at most", async () => {
+test("after the clock is set back, callers are rejected for one period at most", async () => {
     const { clock, pass } = limiter(20);
     await pass("a", 21);
     clock.now -= 3_600_000;

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_short_visible_texts_are_codes() {
+    fn a_code_is_a_short_string_of_visible_characters() {
         for good in ["A", "SAVE-20%", "https://shop.example/redeem?c=a7&x=1#k", &"x".repeat(200)] {
             assert_eq!(good.parse::<ClaimCode>().map(|code| code.as_str() == good), Ok(true), "{good}");
         }

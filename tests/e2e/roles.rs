@@ -24,7 +24,7 @@ fn tokens() -> String {
 }
 
 #[tokio::test]
-async fn each_role_has_its_calls_and_learns_which_role_is_needed() {
+async fn each_role_may_make_its_calls_and_a_403_names_the_role() {
     let (options, receiver) = options_with_receiver();
     let core = options.with("CLAIMGATE_ADMIN_TOKENS", tokens()).start().await;
     let mut audited = Vec::new();

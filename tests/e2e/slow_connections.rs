@@ -177,7 +177,7 @@ async fn a_body_that_differs_from_the_signed_one_is_rejected() {
 }
 
 #[tokio::test]
-async fn an_edge_that_sends_no_hash_has_separate_permits() {
+async fn edges_without_a_body_hash_use_separate_permits() {
     let core = CoreOptions::default().with("CLAIMGATE_CONCURRENCY_MAX", "32").start().await;
     core.create("demo", json!({})).await;
     Signed::claim(&core, "demo", "alice", "k").send_as_before(&core).await.expect(201);

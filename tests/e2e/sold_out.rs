@@ -22,7 +22,7 @@ const STALE_MAX: Duration = Duration::from_millis(100);
 const UNITS_MAX: u64 = (1 << 40) - 1;
 
 #[tokio::test]
-async fn an_unlimited_campaign_reports_its_last_units() {
+async fn an_unlimited_campaign_sells_out_at_the_counters_maximum() {
     let core = Core::start().await;
     core.create("demo", json!({})).await;
     core.set_admin_state("demo", "pause").await.expect(200);

@@ -14,7 +14,7 @@ use support::{Core, CoreOptions, RedisServer, Reply, SOON, claim_body, eventuall
 
 use crate::command_line::{run, run_against};
 
-/// Time limit until another core knows a change: core polls SQL once a second.
+/// Time limit for another core to observe a change: core polls SQL once per second.
 const FOLLOWED_MAX: Duration = Duration::from_secs(2);
 /// The schemes of edges whose settings differ in one value each, as the tests in `shared/src/user_id.rs` derive them.
 const PINNED: &str = "hmac:VR1TK4";
@@ -65,7 +65,7 @@ pub async fn import(core: &Core, campaign: &str, csv: &str) -> Reply {
 }
 
 #[tokio::test]
-async fn an_edge_with_another_setting_is_refused_by_name() {
+async fn an_edge_with_another_setting_gets_an_error_naming_both() {
     let core = pinned().await;
     assert_eq!(user_ids(&core).await["user_ids"], PINNED);
     let own = claim_id("demo", ALICE, "k");

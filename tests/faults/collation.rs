@@ -261,7 +261,7 @@ async fn a_table_that_stays_locked_leaves_the_conversion_for_later() {
 
 /// An order that changed below an index hides a row, so that the row is stored again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_row_that_is_stored_twice_prevents_only_the_conversion() {
+async fn a_duplicate_row_blocks_only_the_collation_conversion() {
     let row = Row::begin("a database that is to be converted has a row twice");
     let Some(postgres) = row.needs(Postgres::start().await) else { return };
     let mut fixture = fixture(postgres).await;

@@ -177,7 +177,7 @@ async fn a_database_with_a_newer_schema_is_rejected() {
 
 /// The database restarts after core has connected to it for the first time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_that_restarts_during_cores_start_is_waited_for() {
+async fn core_waits_for_a_database_that_restarts_during_its_start() {
     let row = Row::begin("SQL lost while core starts");
     let Some(postgres) = row.needs(Postgres::start().await) else { return };
     for (mark, database) in

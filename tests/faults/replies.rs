@@ -131,7 +131,7 @@ async fn a_reply_after_the_deadline_is_an_unknown_outcome() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_swallowed_request_is_an_unknown_outcome() {
+async fn a_lost_request_has_an_unknown_outcome() {
     only_on!(ONE_SERVER, "the proxy supports only one server");
     let row = Row::begin("requests swallowed by the network");
     let fixture = Fixture::proxied().await;

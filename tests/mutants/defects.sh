@@ -306,7 +306,7 @@ defect body_hash_not_compared core/src/http/extract.rs \
     e2e slow_connections::a_body_that_differs_from_the_signed
 defect permits_for_unauthenticated core/src/http/middleware.rs \
     'Head::NeedsBody => state.unproven_permits(),' 'Head::NeedsBody => permits,' \
-    e2e slow_connections::an_edge_that_sends_no_hash
+    e2e slow_connections::edges_without_a_body_hash
 
 # One user never gets two allowances.
 defect reopened_after_new_user_ids core/src/domain/user_ids.rs \

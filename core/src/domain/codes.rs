@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_read_as_they_were_packed() {
+    fn packed_codes_round_trip() {
         let codes = ["A1", "B2"].map(|code| code.parse().unwrap()).to_vec();
         let claim = CodesOfClaim { user: "ann".parse().unwrap(), digest: [7; 16], first: 70_000, codes };
         assert_eq!(CodesOfClaim::unpack(&[7; 16], &claim.packed()), Some(claim.clone()));

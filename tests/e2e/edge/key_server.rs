@@ -131,7 +131,7 @@ fn serve(mut connection: &TcpStream, shared: &Shared) {
         // The time before the answer is over.
         Answer::Slow(..) | Answer::Trickle(..) => {}
         Answer::Closed => {}
-        // Until the client closes.
+        // Keeps the connection open until the client closes it.
         Answer::Silence => drop(lines.next()),
         Answer::Endless => {
             let _ = connection.write_all(b"HTTP/1.1 200 Keys\r\nTransfer-Encoding: chunked\r\n\r\n");

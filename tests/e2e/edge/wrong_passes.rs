@@ -258,7 +258,7 @@ impl Edges {
 }
 
 #[test]
-fn wrong_passes_count_as_none_with_their_reason() {
+fn wrong_passes_are_ignored_and_the_reason_reported() {
     run(async {
         let (p256, rsa) = (Issuer::p256(), Issuer::shared_rsa());
         let key_set = json!({"keys": [p256.jwk(&kid("p256")), rsa.jwk(&kid("rsa"))]});

@@ -78,7 +78,7 @@ fn the_chinese_documents_have_the_same_examples() {
 }
 
 #[test]
-fn the_drill_passes_and_fails_as_shown() {
+fn the_drill_passes_and_fails_as_the_readme_shows() {
     run_alone(async {
         let world = World::start(Runtime::from_env(), "examples-drill", "test", &[]).await;
         let desk = desk(&world);

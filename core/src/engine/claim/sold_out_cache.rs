@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_without_a_required_pass_is_for_redis() {
+    fn a_claim_without_a_required_pass_is_decided_by_redis() {
         let sold_out = sold_out_with(10);
         sold_out.memory.write().requires_pass = true;
         assert!(!denies(&sold_out, "late"), "its denial is pass_required");
