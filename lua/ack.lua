@@ -1,6 +1,7 @@
--- ack: removes outbox entries that SQL has committed, and stores the codes of their claims. In one step: an entry that is
--- still in the outbox has no codes here, so it may get other ones if SQL loses it. The script frees memory, so it runs even
--- when Redis is out of memory.
+-- ack: removes outbox entries that SQL has committed, and stores the codes of their claims. Both happen in one call. As
+-- long as the entry that granted a claim is in the outbox, Redis has no codes for that claim: if SQL loses the row, other
+-- codes may be assigned.
+-- The script frees memory, so it runs even when Redis is out of memory.
 --
 -- KEYS  as in prelude.lua; 6 codes (hash)
 -- ARGV  1 number of claims with codes, then for each: digest, codes as in give_codes.lua; then the entries grouped by their

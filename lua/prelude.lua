@@ -24,8 +24,8 @@
 -- A limit or time that is not set has all bits set; a hold of 0 ms means that claims are not held. A pass required until 0
 -- is never required, until the largest time always.
 --
--- Records stay packed, and only the fields that are needed are unpacked: most users in a batch are new. The cost of a claim
--- here dominates its total cost. Creating a function costs time in each call of a script, even if it is never called,
+-- Records stay packed, and only the fields that are needed are unpacked: most users in a batch are new. This script is
+-- most of a claim's total cost. Creating a function costs time in each call of a script, even if it is never called,
 -- so functions that few calls need are created on demand. With claim.lua this text forms a library, which Redis loads once.
 -- During loading the functions of Lua and Redis are not available, so code outside of functions must not call any.
 

@@ -298,7 +298,7 @@ function checkTestName(file, number, code) {
   if (!isTest && !isModule) mistake(file, number, `${code}: no such test or module`);
 }
 
-/** Checks the tests that scripts run by name: each in tests/tenth.txt in full, each filter in tests/mutants/defects.sh. */
+/** Checks that the tests named by scripts exist: full names in tests/tenth.txt, substrings in tests/mutants/defects.sh. */
 function checkTestLists() {
   const lines = (file) => read(file).split("\n").map((line, index) => [line, index + 1]);
   for (const [line, number] of lines("tests/tenth.txt")) {

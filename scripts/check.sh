@@ -73,8 +73,8 @@ deny=$(cargo_deny)
 "$deny" check licenses bans sources
 
 say advisories
-# Printed only: an advisory of today is not a mistake of this change. A separate fetch distinguishes an unreachable
-# database from a vulnerable crate.
+# Not fatal: a new advisory is not caused by this change. A separate fetch distinguishes an unreachable database from a
+# vulnerable crate.
 if timeout 60 "$deny" fetch db >/dev/null 2>&1; then
     "$deny" check --disable-fetch advisories || echo "ADVISORIES: see above."
 else

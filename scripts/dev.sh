@@ -139,7 +139,7 @@ cat <<READY
 
 READY
 
-# --- until Ctrl-C, or until a process ends that is not restarted ----------------------------------------
+# --- wait for Ctrl-C, or for the exit of a process that is not restarted ---------------------------------
 
 while :; do
     status=0

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # `make test`, once the machine is set up: builds, then runs the tests of the gate, one part after the other, the longest
-# first. Side by side the parts would wait for each other and for the disk: twice as long, and red now and then.
+# first. In parallel, the parts wait for each other and for the disk: the run takes twice as long and sometimes fails.
 #
 #   scripts/test.sh            all parts
 #   scripts/test.sh PART…      faults, e2e, interleavings, topologies, model or units, as the gate runs them
@@ -115,7 +115,8 @@ again() {
     printf '%s: red in %d of %d runs alone\n' "$label" $red $times
 }
 
-# Runs each red test alone, with the same seed. None of ten says load or company; ten of ten says the change.
+# Runs each failed test by itself, with the same seed. If none of ten runs fails, load or a concurrent test caused the
+# failure; if all ten fail, the change did.
 run_again() {
     local again_until=$((SECONDS + 600)) log name test row
     printf '\n'

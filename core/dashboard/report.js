@@ -31,7 +31,7 @@ export function showReport() {
 	show("report-problem", shown.problem ? words()[shown.problem] : "");
 }
 
-// Returns core's report as a type of FILES, or nothing if there is a problem, which the dialog then shows.
+// Fetches the report in the format `kind`, a key of FILES. On failure returns null, and the dialog shows the problem.
 async function fetchReport(report, kind, as) {
 	const body = await read(`/admin/v1/campaigns/${report.campaign.id}/report`, FILES[kind], as, report);
 	report.problem = body === null ? "noReport" : "";

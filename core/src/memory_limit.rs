@@ -99,7 +99,7 @@ mod tests {
                              36 32 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n";
     const MIB: u64 = 1 << 20;
 
-    /// Returns the limit on a machine of 24 MiB that also has `files`.
+    /// Returns the limit with 24 MiB of memory, plus the given /proc and /sys files.
     fn limit(files: &[(&str, &str)]) -> (u64, String) {
         let root = tempfile::tempdir().unwrap();
         for (name, text) in files.iter().chain([&MACHINE]) {

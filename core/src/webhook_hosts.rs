@@ -152,7 +152,7 @@ fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
     }
 }
 
-/// Returns whether an address is not globally reachable, by IANA's special-purpose registries (RFC 6890).
+/// Returns whether an address is not globally reachable, according to IANA's special-purpose registries (RFC 6890).
 fn is_private(address: IpAddr) -> bool {
     match canonical(address) {
         IpAddr::V4(address) => is_private_v4(address),

@@ -228,7 +228,7 @@ mod tests {
         rejected.map(|problem| problem.code)
     }
 
-    /// Returns a snapshot with the member `pass`, received at 1,000 when core's clock read `server_ms`.
+    /// Returns a snapshot with the member `pass`, received at 1,000 ms when core's clock read `server_ms`.
     fn with_pass_rule(pass: Value, state: CampaignState, remaining: Option<u32>, server_ms: i64) -> Lookup {
         let mut view = serde_json::to_value(view(state, remaining, server_ms)).unwrap();
         view["pass"] = pass;

@@ -137,7 +137,7 @@ fn fail(mut connection: &TcpStream, reader: &mut BufReader<&TcpStream>, fault: &
     };
     let _ = connection.write_all(&bytes);
     if matches!(fault, Fault::Silence) {
-        // Until the client closes.
+        // Keeps the connection open until the client closes it.
         let _ = read_request(reader);
     }
 }

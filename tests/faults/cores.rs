@@ -52,7 +52,7 @@ pub async fn entries_in_flight(redis: &RedisView, campaign: &str) -> Vec<String>
     entries.into_iter().map(|(id, _)| id).collect()
 }
 
-/// Blocks SQL and makes claims of users from `first` on, until both cores have read entries and wait for SQL.
+/// Blocks SQL and claims as users `first`, `first + 1`, … until both cores have read entries and wait for SQL.
 /// Returns the lock and the next user.
 async fn both_wait_for_sql(fixture: &Fixture, checker: &Checker, first: usize) -> (WriteLock, usize) {
     let mut user = first;
@@ -68,7 +68,7 @@ async fn both_wait_for_sql(fixture: &Fixture, checker: &Checker, first: usize) -
     panic!("a core has read no entries");
 }
 
-/// Makes claims of users from `user` on, until the first core has read entries while the second core was stopped,
+/// Claims as users `user`, `user + 1`, … until the first core has read entries while the second core was stopped,
 /// and then the second core. Returns false if one reads nothing for 5 s.
 async fn both_read(fixture: &Fixture, checker: &Checker, user: &mut usize) -> bool {
     let redis = fixture.redis().await;

@@ -121,7 +121,7 @@ impl Loads {
     }
 }
 
-/// Arguments that open a campaign without claims, switched on, with rules that have no offsets.
+/// Arguments of `open` for an empty campaign in admin state `on`, with rules without UTC offsets.
 const OPEN: &[&str] = &["0", "0", "0", "0", "1", RULES];
 const RULES: &str = "...........................................................";
 

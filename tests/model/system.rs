@@ -119,7 +119,7 @@ impl System {
         self.unanswered.get()
     }
 
-    /// Counts a call without an answer, and continues Redis if it is stopped.
+    /// Counts a call without an answer, and resumes Redis (SIGCONT) if it is stopped.
     fn record<T>(&self, result: Result<T, Failure>) -> Result<T, Failure> {
         if result.as_ref().is_err_and(Failure::is_unavailable) {
             self.unanswered.update(|count| count + 1);

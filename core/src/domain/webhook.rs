@@ -104,7 +104,7 @@ impl WebhookEvent {
 pub struct WaitingEvent {
     /// The number of this event among the webhook's events.
     pub number: i64,
-    /// The event.
+    /// The id, claim and JSON body that are sent.
     pub event: WebhookEvent,
     /// Whether the event is parked, and thus no longer retried.
     pub parked: bool,

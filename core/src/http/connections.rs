@@ -211,7 +211,8 @@ impl Activity {
         Call(self)
     }
 
-    /// Waits until the connection has to make room for a new one. Never returns if a call has begun in the meantime.
+    /// Completes when the connection must close to make room. If a call has begun since that request, never
+    /// completes.
     pub async fn closed(&self) {
         self.closed.notified().await;
         if self.is_called() {

@@ -31,8 +31,8 @@ const POLL: Duration = Duration::from_secs(1);
 const LEASE: Duration = Duration::from_secs(45);
 /// Maximum number of events sent to one receiver at once.
 const CONCURRENT_MAX: u32 = 16;
-/// Number of pending events from which no more of the feed is read: the receiver is failing, and pending
-/// events would fill up SQL.
+/// Maximum backlog of a webhook. At this number core stops reading the feed: the receiver is failing, and
+/// pending events would fill up SQL.
 const BACKLOG_MAX: u64 = 10_000;
 /// The minimum time between two empty reads of the feed. A read is empty if the feed has grown only by claims
 /// of other campaigns.

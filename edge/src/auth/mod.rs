@@ -106,7 +106,7 @@ impl Verifier {
         }
     }
 
-    /// Returns the variable that should set the keys, if no token can be verified now.
+    /// Returns the variable to fix if no key is available.
     pub fn without_keys(&self) -> Option<&'static str> {
         match self {
             Self::Public(PublicKeys::Remote(keys), _) => keys.variable_without_keys(),

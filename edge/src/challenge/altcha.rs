@@ -30,7 +30,7 @@ const PREFIX_BYTES: usize = 16;
 pub struct Altcha {
     /// `CHALLENGE_SECONDS`: how long a challenge is valid.
     pub(super) valid_s: u32,
-    /// `ALTCHA_ATTEMPTS`: the most keys that a browser derives for a solution.
+    /// `ALTCHA_ATTEMPTS`: the maximum number of keys that a browser derives for a solution.
     pub(super) attempts: u32,
 }
 

@@ -14,9 +14,9 @@ use crate::engine::error::EngineError;
 use crate::store::redis::scripts::calls::RulesReply;
 use crate::{metrics, step};
 
-/// Number of attempts to give codes, and the time between two. The relay acknowledges entries within milliseconds of its
-/// commit.
+/// Maximum number of attempts to give codes.
 const GIVE_TRIES: u32 = 20;
+/// Pause between attempts. The relay acknowledges entries within milliseconds of its commit.
 const GIVE_AGAIN: Duration = Duration::from_millis(10);
 
 impl Claims {

@@ -47,7 +47,7 @@ pub enum DeliveryOutcome {
     /// The receiver did not accept the event, or the outcome is unknown. Includes the delay that the receiver
     /// requested, if any.
     Failed(String, Option<Duration>),
-    /// The receiver rejects all further events with status 410.
+    /// The receiver answered 410 Gone: it wants no further events.
     Gone,
 }
 

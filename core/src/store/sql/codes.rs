@@ -56,7 +56,7 @@ impl Numbered {
     }
 }
 
-/// How far the upload of a file has come.
+/// Progress of the upload of a codes file.
 #[derive(Debug)]
 pub(crate) struct Upload<'a> {
     /// The version that the campaign had at the upload's last change.

@@ -2,8 +2,8 @@
 //! address selects SQLite or PostgreSQL.
 //!
 //! Both databases share the text of each statement; only the placeholders of [`Dialect`] differ. Every
-//! transaction that writes begins with a write. In SQLite, this takes the writer's turn at once; in
-//! PostgreSQL, it locks the campaign's row.
+//! transaction that writes begins with a write. In SQLite, this takes the write lock immediately;
+//! in PostgreSQL, it locks the campaign's row.
 //!
 //! Every wait has a limit, even if the database's host is unreachable ([`pool`]). The limit includes the wait
 //! for a connection:

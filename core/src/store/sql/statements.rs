@@ -125,9 +125,9 @@ statements! {
         WHERE excluded.status <> 'revoked' AND (excluded.epoch > claims.epoch \
         OR (excluded.epoch = claims.epoch AND excluded.revision > claims.revision))";
 
-    /// For each given claim, with its epoch, revision and quantity: its index in the request, and its first number; 0 if
-    /// it needs numbers, -1 if SQL has this state or a newer one without numbers. A revoked claim that is decided again with
-    /// another quantity needs other numbers. No join is used, for the reason given at [`REVISIONS`].
+    /// Per claim: its index, and its first code number: 0 if code numbers must be assigned; -1 if SQL already has this
+    /// or a newer state and no code numbers are due. A revoked claim that is decided again with another quantity needs
+    /// other code numbers. No join is used, for the reason given at [`REVISIONS`].
     FIRST_CODES = "SELECT CAST(value->>0 AS BIGINT), COALESCE((SELECT COALESCE( \
         CASE WHEN quantity = CAST(value->>5 AS BIGINT) THEN first_code END, CASE WHEN epoch > CAST(value->>3 AS BIGINT) OR (epoch = CAST(value->>3 AS BIGINT) \
         AND revision >= CAST(value->>4 AS BIGINT)) THEN -1 ELSE 0 END) FROM claims \
