@@ -3,8 +3,9 @@
 --
 -- KEYS  as in prelude.lua; 6 codes (hash); 7 the outbox of layout 6, which 'begin' removes
 -- ARGV  1 identity   2 epoch   3 fencing token   4 step, then by step:
---       'begin'  'codes' or ''               replaces the suspended keys, of this layout or layout 6, by sentinels and an
---                                            empty consumer group; with 'codes', also the codes
+--       'begin'  'codes' or ''               replaces all suspended keys, of this layout or layout 6, by epoch markers
+--                                            and an empty consumer group; with 'codes', also by a marker in the codes
+--                                            key
 --       'users'  user id, record, ...        at most 1,000 pairs
 --       'claims' digest, record, ...         claims that are not in their user's record, at most 1,000 pairs
 --       'holds'  expires at ms, member, ...  at most 1,000 pairs

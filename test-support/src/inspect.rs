@@ -122,7 +122,7 @@ impl RedisView {
         self.run::<()>(redis::cmd("HSET").arg(users).arg(".").arg(bytes)).await;
     }
 
-    /// Returns the number of outbox entries; 1 is only the sentinel.
+    /// Returns the number of outbox entries; 1 is only the epoch marker.
     pub async fn outbox_entries(&self, campaign: &str) -> u64 {
         self.query(&["XLEN", &key(campaign, "outbox")]).await
     }
@@ -137,7 +137,7 @@ impl RedisView {
     }
 
     /// Returns the number of claims that were moved from their users' records to the claims key, without the
-    /// sentinel.
+    /// epoch marker.
     pub async fn moved_claims(&self, campaign: &str) -> u64 {
         self.query::<u64>(&["HLEN", &key(campaign, "claims")]).await - 1
     }

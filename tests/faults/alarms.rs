@@ -149,7 +149,7 @@ fn another_version(directory: &Path) -> PathBuf {
     program
 }
 
-/// Deletes the pending entries of a campaign's outbox, but not its sentinel.
+/// Deletes the pending entries of a campaign's outbox, but not its epoch marker.
 async fn delete_outbox(redis: &RedisView, campaign: &str) {
     let outbox = key(campaign, "outbox");
     let entries: Vec<(String, Vec<Vec<u8>>)> = redis.query(&["XRANGE", &outbox, "1", "+"]).await;

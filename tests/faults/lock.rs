@@ -141,7 +141,7 @@ async fn an_old_token_cannot_write() {
     assert_eq!(loads.suspend("ours", "7").await, "late");
     assert_eq!(loads.step("8", "begin", &[]).await, "done");
     let users: u64 = loads.locks.redis().await.query(&["HLEN", &loads.keys[1]]).await;
-    assert_eq!(users, 1, "only the sentinel");
+    assert_eq!(users, 1, "only the epoch marker");
     loads.locks.redis().await.query::<u64>(&["DEL", &loads.keys[1]]).await;
     for (step, more) in [("users", &["alice", "record"][..]), ("open", OPEN)] {
         assert_eq!(loads.step("8", step, more).await, "late", "{step}: the users are missing");

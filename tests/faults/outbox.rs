@@ -124,7 +124,7 @@ async fn an_entry_removed_by_two_cores_is_counted_once() {
     }
     let redis = fixture.redis().await;
     assert_eq!(redis.counter("demo", "backlog").await, waits);
-    assert_eq!(redis.outbox_entries("demo").await, 2, "the sentinel and the pending entry");
+    assert_eq!(redis.outbox_entries("demo").await, 2, "the epoch marker and the pending entry");
     row.passed(40, "each counted once");
 }
 

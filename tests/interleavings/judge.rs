@@ -153,7 +153,7 @@ async fn is_settled(play: &ScheduleRun<'_>, nodes: &[TestCore; 2]) -> Judged {
     check(state["admin_state"] <= 3, || "suspended".to_owned())?;
     let entries = play.world.redis.outbox_entries(&play.id).await;
     check((entries, state["backlog"]) == (1, 0), || {
-        format!("{entries} entries in the outbox including the sentinel, backlog {}", state["backlog"])
+        format!("{entries} entries in the outbox including the epoch marker, backlog {}", state["backlog"])
     })?;
     let held: u64 = play.world.redis.query(&["ZCARD", &key(&play.id, "holds")]).await;
     check(!row.is_over || held > 1, || "ended and without holds, but not evicted".to_owned())?;
@@ -362,7 +362,7 @@ async fn both_stores_agree(play: &ScheduleRun<'_>, rows: &[SqlClaim]) -> Judged 
     check(of_users.is_empty(), || format!("Redis has no record of {of_users:?}"))?;
     let holds: u64 = play.world.redis.query(&["ZCARD", &key(&play.id, "holds")]).await;
     let held = rows.iter().filter(|row| row.status == "held").count() as u64;
-    check(holds == held + 1, || format!("Redis has {holds} holds including the sentinel, SQL {held}"))
+    check(holds == held + 1, || format!("Redis has {holds} holds including the epoch marker, SQL {held}"))
 }
 
 /// Checks that both cores are ready and show admins the same campaign.

@@ -200,7 +200,7 @@ impl Run {
         let (redis, held) = (self.redis.view().await, self.model.holds.len());
         eventually(SOON, || async {
             let found: usize = redis.query(&["ZCARD", &support::inspect::key(CAMPAIGN, "holds")]).await;
-            holds(found == held + 1, || format!("{found} holds, not {held} and the sentinel"))
+            holds(found == held + 1, || format!("{found} holds, not {held} and the epoch marker"))
         })
         .await;
         Ok(())

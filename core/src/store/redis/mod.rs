@@ -476,7 +476,7 @@ impl RedisStore {
     pub async fn codes_count(&self, keys: &Keys) -> Result<u64, RedisStoreError> {
         let all = redis::cmd("HLEN").arg(&keys.codes).to_owned();
         let fields: u64 = self.query("redis:codes_count", keys.slot, &all).await?;
-        // One field is the sentinel.
+        // One field is the epoch marker.
         Ok(fields.saturating_sub(1))
     }
 

@@ -74,7 +74,7 @@ impl OutboxLayout {
 impl OutboxBatch {
     fn parse(items: Vec<RawEntry>, layout: OutboxLayout) -> Self {
         let mut read = Self::default();
-        // Ids that begin with 0 are sentinels; the others begin with the time.
+        // Ids that begin with 0 are epoch markers; the others begin with the time.
         for item in items.into_iter().filter(|(id, _)| !id.starts_with("0-")) {
             match entry(&item, layout) {
                 Some(entry) => read.entries.push(entry),
@@ -233,7 +233,7 @@ impl OutboxReader {
     /// Reads the first entries up to the id `last`, including entries that a core has already read.
     pub async fn read_delivered(&mut self, keys: &Keys, last: &str) -> Result<OutboxBatch, RedisStoreError> {
         let read = async |connection: &mut MultiplexedConnection| {
-            // Starts after the sentinel, whose id begins with 0.
+            // Starts after the epoch marker, whose id begins with 0.
             connection.xrange_count(&keys.outbox, "1", last, READ_MAX).await
         };
         let items: Vec<RawEntry> =
@@ -354,7 +354,7 @@ impl RedisStore {
         let entries: u64 =
             self.query("redis:outbox_state.entries", keys.slot, redis::cmd("XLEN").arg(&keys.outbox)).await?;
         let mut first = redis::cmd("XRANGE");
-        // Starts after the sentinel, whose id begins with 0.
+        // Starts after the epoch marker, whose id begins with 0.
         first.arg(&keys.outbox).arg("1").arg("+").arg("COUNT").arg(1);
         let first: Vec<RawEntry> = self.query("redis:outbox_state.oldest", keys.slot, &first).await?;
         let oldest = first.first().and_then(|(id, _)| timestamp(id.split('-').next()?.parse().ok()?));

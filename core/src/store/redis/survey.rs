@@ -142,9 +142,9 @@ fn add_reads(pipe: &mut Pipeline, keys: &Keys) {
     pipe.cmd("HMGET").arg(&keys.campaign).arg(&FIELDS);
     pipe.cmd("HGET").arg(&keys.users).arg(state::FIELD);
     pipe.cmd("HGET").arg(&keys.claims).arg(".");
-    // The sentinel, whose negative score sorts first, and the hold that expires next.
+    // The epoch marker, whose negative score sorts first, and the hold that expires next.
     pipe.cmd("ZRANGE").arg(&keys.holds).arg(0).arg(1).arg("WITHSCORES");
-    // The sentinel and the oldest entry.
+    // The epoch marker and the oldest entry.
     pipe.cmd("XRANGE").arg(&keys.outbox).arg("-").arg("+").arg("COUNT").arg(2);
 }
 
@@ -211,17 +211,17 @@ fn snapshot(
     })
 }
 
-/// Returns whether `score` is the score of the sentinel of `epoch`.
+/// Returns whether `score` is the score of the epoch marker of `epoch`.
 fn is_sentinel_score(score: f64, epoch: &str) -> bool {
     epoch.parse::<f64>().is_ok_and(|epoch| score.to_bits() == (-epoch).to_bits())
 }
 
-/// Returns the time in an entry's id; `None` for sentinels, whose ids begin with 0.
+/// Returns the time in an entry's id; `None` for epoch markers, whose ids begin with 0.
 fn written_at(id: &str) -> Option<Timestamp> {
     timestamp(id.split('-').next()?.parse().ok().filter(|ms| *ms > 0)?)
 }
 
-/// Returns the expiry that a hold's score encodes; `None` for the sentinel.
+/// Returns the expiry that a hold's score encodes; `None` for the epoch marker.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a time in milliseconds is below 2^53
 fn due_at(score: f64) -> Option<Timestamp> {
     if score > 0.0 { timestamp(score as u64) } else { None }
