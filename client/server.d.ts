@@ -32,7 +32,7 @@ export interface Pass {
 	campaign: string;
 	/** When the pass expires, in whole seconds. */
 	expiresAt: Date;
-	/** When the pass becomes valid, in whole seconds; at once by default. */
+	/** When the pass becomes valid, in whole seconds; immediately by default. */
 	notBefore?: Date;
 	/** The most units that the user may take in the whole campaign; by default only the campaign's limits apply. */
 	units?: number;

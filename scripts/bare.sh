@@ -157,7 +157,7 @@ mount_all() {
 stamp() { while IFS= read -r line; do printf '%5d s  %s\n' $SECONDS "${line%$'\r'}"; done; }
 say() { echo "== $*" | stamp; }
 
-# Waits at most $1 seconds until command $2 succeeds; fails at once if process $3 has ended.
+# Waits at most $1 seconds until command $2 succeeds; fails immediately if process $3 has ended.
 wait_until() {
     local end=$((SECONDS + $1))
     until $2; do

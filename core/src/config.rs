@@ -113,7 +113,7 @@ pub struct ServeArgs {
     /// Seconds after its end until a campaign is evicted from Redis; its data is then read from SQL [default: 86400]
     #[arg(long, env = "CLAIMGATE_ARCHIVE_AFTER_S", value_name = "SECONDS")]
     archive_after_s: Option<String>,
-    /// Maximum number of requests handled at once; further ones get 503 [default: 4096]
+    /// Maximum number of requests handled concurrently; further ones get 503 [default: 4096]
     #[arg(long, env = "CLAIMGATE_CONCURRENCY_MAX", value_name = "REQUESTS")]
     concurrency_max: Option<String>,
     /// Maximum number of claims that one call to Redis decides, 1 to 256 [default: 256]
@@ -123,7 +123,7 @@ pub struct ServeArgs {
     /// balancers can react; 300 at most [default: 0]
     #[arg(long, env = "CLAIMGATE_DRAIN_S", value_name = "SECONDS")]
     drain_s: Option<String>,
-    /// Serve the database with this Redis at once, although it was last served with a different one; only
+    /// Serve the database with this Redis immediately, although it was last served with a different one; only
     /// safe if no core with that Redis still runs
     #[arg(long)]
     take_over: bool,
@@ -172,7 +172,7 @@ pub struct Config {
     pub outbox_max: u64,
     /// Time for which a campaign stays in Redis after it is over.
     pub archive_after: Duration,
-    /// Maximum number of requests handled at once per listener.
+    /// Maximum number of requests handled concurrently per listener.
     pub concurrency_max: usize,
     /// Maximum number of claims that one script call decides.
     pub batch_max: usize,

@@ -12,8 +12,9 @@ use tokio::time::timeout;
 /// The Connection Attempt Delay of RFC 8305, section 5.
 const NEXT_ADDRESS_AFTER: Duration = Duration::from_millis(250);
 
-/// Connects to the first of `addresses` that answers. Tries the next one after 250 ms without an answer, or at once after
-/// a failure, and keeps the earlier attempts (RFC 8305, Happy Eyeballs): an address may swallow packets.
+/// Connects to the first of `addresses` that answers. Tries the next one after 250 ms without an answer,
+/// or immediately after a failure, and keeps the earlier attempts (RFC 8305, Happy Eyeballs): an address
+/// may swallow packets.
 ///
 /// # Errors
 /// That of the last failed attempt, once all have failed.

@@ -317,7 +317,7 @@ fn redis(config: &Config) -> anyhow::Result<(Option<ManagedRedis>, RedisAddress)
     Ok((Some(managed), address))
 }
 
-/// Waits until Redis answers, so that the first claims are not rejected. Fails at once if the address does
+/// Waits until Redis answers, so that the first claims are not rejected. Fails immediately if the address does
 /// not lead to a primary: at startup this is a configuration mistake, whereas later it could be a failover.
 async fn wait_for(redis: &RedisStore, is_managed: bool) -> Result<(), ServingError> {
     let place_to_check =

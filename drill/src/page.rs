@@ -26,7 +26,7 @@ fn head(report: &Report) -> String {
     let class = if report.passed { "good" } else { "bad" };
     format!(
         "<h1>claimgate drill</h1>\n<p class=\"verdict {class}\">{}</p>\n\
-         <p>{} users and {} units through the {} at {}, {} users at once, in {:.1} s; began at {}, campaign {}.</p>\n",
+         <p>{} users and {} units through the {} at {}, {} concurrent users, in {:.1} s; began at {}, campaign {}.</p>\n",
         escaped(&report.verdict()),
         report.users,
         report.units,

@@ -15,7 +15,7 @@ const BAR_MAX: usize = 40;
 pub fn text(report: &Report) -> String {
     let mut parts = vec![
         format!(
-            "drill of {} ({})\ncampaign {}\n{} users, {} units, {} users at once: {:.1} s",
+            "drill of {} ({})\ncampaign {}\n{} users, {} units, {} concurrent users: {:.1} s",
             report.url,
             report.through,
             report.campaign_id,

@@ -43,7 +43,7 @@ impl Quantities {
 /// Kind of a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// All contenders at once for a stock that runs out.
+    /// All contenders concurrently for a stock that runs out.
     Contest {
         /// Units of the stock.
         stock: u32,

@@ -181,7 +181,7 @@ async fn callers_wait_while_the_queue_is_full() {
     let strategy = select(&["process_queue".to_owned()]).unwrap()[0];
     let kind =
         Kind::Contest { stock: 1000, contenders: 500, quantities: Quantities::One, one_instance: false };
-    // Ends almost at once, when most callers have neither a slot in the queue nor a response.
+    // Ends almost immediately, when most callers have neither a slot in the queue nor a response.
     let key = unique().unwrap();
     let round = workload::run(&servers, strategy, &apps, &key, kind, Duration::from_millis(5)).await.unwrap();
     assert!(round.undecided > 0, "{round:?}");

@@ -38,7 +38,7 @@ pub struct NewCampaign {
     pub id: CampaignId,
     /// The display name: 1 to 200 characters.
     pub name: String,
-    /// When the campaign opens; `None` opens it at once, and matches an existing identical campaign with any start.
+    /// When the campaign opens; `None` opens it immediately, and matches an existing identical campaign with any start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub starts_at: Option<Timestamp>,
     /// When the campaign closes; `None` means never.
@@ -47,7 +47,7 @@ pub struct NewCampaign {
     pub time_zone: String,
     /// The limits.
     pub limits: Limits,
-    /// How long a claim is held for confirmation, in seconds; `None` grants claims at once.
+    /// How long a claim is held for confirmation, in seconds; `None` grants claims immediately.
     pub hold_seconds: Option<NonZeroU32>,
     /// When claims by browsers need a pass; `None` if they never do.
     pub pass: Option<PassRule>,

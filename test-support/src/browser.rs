@@ -23,7 +23,7 @@ use crate::process::own_loopback;
 use crate::wait::holds;
 use crate::{SOON, eventually};
 
-/// Number of browsers that may be open at once; each uses a whole processor while it renders.
+/// Number of browsers that may be open at a time; each uses a whole processor while it renders.
 const BROWSERS_MAX: usize = 2;
 
 /// Time limit of one command. Opening a browser or a page has taken 30 s on a busy machine.

@@ -229,7 +229,7 @@ impl NodeAddresses {
             // Healthy nodes continue if another one dies, and a replica stays with its primary.
             ("cluster-require-full-coverage", "no".to_owned()),
             ("cluster-allow-replica-migration", "no".to_owned()),
-            // A resync starts at once instead of after five seconds.
+            // A resync starts immediately instead of after five seconds.
             ("repl-diskless-sync-delay", "0".to_owned()),
         ];
         settings.extend(self.source.map(|source| ("bind-source-addr", source.to_string())));

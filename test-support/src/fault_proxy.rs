@@ -193,7 +193,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
             if is_gone {
                 return silence(client, target).await;
             }
-            // There is no server: the client's connection closes at once, as with a dead host.
+            // There is no server: the client's connection closes immediately, as with a dead host.
             let Ok(mut server) = UnixStream::connect(to).await else { return };
             let mut client = client;
             let _ = client.set_nodelay(true);

@@ -29,7 +29,7 @@ static STARTER: LazyLock<Mutex<mpsc::Sender<Order>>> = LazyLock::new(|| {
 /// The dynamic linker's variable, which `scripts/slow.sh` sets for every process that a test starts.
 pub const PRELOAD: &str = "LD_PRELOAD";
 
-/// Variables that exempt a server from the slow disk: for tests of another fault, because two faults at once
+/// Variables that exempt a server from the slow disk: for tests of another fault, because two concurrent faults
 /// may exceed the guarantees (docs/guarantees.md).
 pub fn fast_disk() -> [(&'static str, PathBuf); 1] {
     [(PRELOAD, PathBuf::new())]

@@ -32,7 +32,7 @@ impl Raw {
         let _ = self.0.shutdown().await;
     }
 
-    /// Resets the connection at once.
+    /// Resets the connection immediately.
     pub fn reset(self) {
         self.0.set_zero_linger().expect("a connection");
     }

@@ -348,7 +348,7 @@ fn settings(
         ("protected-mode", "no".to_owned()),
         ("replica-announce-ip", announced.ip().to_string()),
         ("replica-announce-port", announced.port().to_string()),
-        // A resync starts at once instead of after five seconds.
+        // A resync starts immediately instead of after five seconds.
         ("repl-diskless-sync-delay", "0".to_owned()),
     ]);
     settings.extend(primary.map(|primary| ("replicaof", format!("{} {}", primary.ip(), primary.port()))));

@@ -22,7 +22,7 @@ pub const SITE_KEY: &str = "0x4AAAAAAA-a-site-key";
 pub enum Fault {
     /// Nothing is sent, and the connection stays open.
     Silence,
-    /// The connection is closed at once.
+    /// The connection is closed immediately.
     Closed,
     /// The head of an answer, without its body.
     Cut,

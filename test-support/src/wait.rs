@@ -33,7 +33,7 @@ pub fn holds(condition: bool, found: impl FnOnce() -> String) -> Result<(), Stri
     if condition { Ok(()) } else { Err(found()) }
 }
 
-/// Like [`holds`], for a number that only rises: one above `wanted` fails the test at once.
+/// Like [`holds`], for a number that only rises: one above `wanted` fails the test immediately.
 pub fn reaches(found: usize, wanted: usize, what: &str) -> Result<(), String> {
     assert!(found <= wanted, "{found} {what}, not {wanted}");
     holds(found == wanted, || format!("{found} {what}, not {wanted}"))

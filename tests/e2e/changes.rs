@@ -190,7 +190,7 @@ async fn a_long_poll_ends_at_the_first_change_or_its_timeout() {
     let (reply, took) = poll.await.unwrap();
     assert_eq!(users_and_statuses(&follower.take(&reply.expect(200).json())), ["bob granted"]);
     assert!(took < IMMEDIATE_MAX, "reported only after {took:?}");
-    // Existing changes are returned at once.
+    // Existing changes are returned immediately.
     let mut again = Follower::of("demo");
     let (reply, took) = long_poll(&core, &again).await.unwrap();
     assert_eq!(users_and_statuses(&again.take(&reply.expect(200).json())), ["bob granted"]);

@@ -23,7 +23,7 @@ async fn two_thousand_concurrent_claims_get_exactly_the_total() {
         .await;
     checker.resolve_unknown(&core).await;
     let decided = Instant::now();
-    println!("2,000 claims at once decided in {:?}", decided - started);
+    println!("2,000 concurrent claims decided in {:?}", decided - started);
     let rows = core.sql().until("demo", 100).await;
     println!("100 rows in SQL {:?} after the last answer", decided.elapsed());
     let (mut users, mut sequences) = (BTreeSet::new(), BTreeSet::new());

@@ -146,7 +146,7 @@ async fn a_shutdown_completes_requests_in_flight() {
     }
     core.process().signal(Signal::TERM);
     core.until_logged(SOON, &["stopping"]).await;
-    // Idle connections are closed at once: core waits only for the request in flight.
+    // Idle connections are closed immediately: core waits only for the request in flight.
     for mut other in others {
         assert_eq!(other.read_to_end().await, b"", "an unexpected answer");
     }

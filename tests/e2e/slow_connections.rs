@@ -260,7 +260,7 @@ async fn idle_connections_outlast_the_timeouts_of_clients() {
     let request = "GET /livez HTTP/1.1\r\nHost: core\r\n\r\n";
     let both = [core.listen(), core.admin_listen()].map(|address| async move {
         let mut raw = Raw::connect(address).await;
-        // The connection is silent at first: client pools open some that they do not need at once.
+        // The connection is silent at first: client pools open some that they do not need immediately.
         for pause in [6, 0, 76] {
             sleep(Duration::from_secs(pause)).await;
             raw.send(request).await;

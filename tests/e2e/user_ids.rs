@@ -277,7 +277,7 @@ async fn the_command_line_shows_sets_and_computes_user_ids() {
     bad.one_line("must be 1 to 64 characters");
 }
 
-/// A crowd's first claims, with two schemes at once, pin one of them.
+/// A crowd's first claims, with two concurrent schemes, pin one of them.
 #[tokio::test]
 async fn first_claims_at_once_pin_one_scheme() {
     let core = Core::start().await;

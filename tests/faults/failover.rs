@@ -40,7 +40,7 @@ struct Pair {
 
 impl Pair {
     async fn start() -> Self {
-        // A resync starts at once instead of after five seconds.
+        // A resync starts immediately instead of after five seconds.
         let settings = [("repl-diskless-sync-delay", "0")];
         let primary = RedisServer::start_with(&settings, &[]).await;
         let replica = RedisServer::start_with(&settings, &[]).await;

@@ -16,7 +16,7 @@ use crate::tally::Row;
 
 /// Number of claims unless `CALLS` is set; `make soak` sets 20,000.
 const CALLS: usize = 2_000;
-/// Calls in flight at once.
+/// Number of concurrent calls in flight.
 const AT_ONCE: usize = 64;
 /// Claims of new users while the campaign is paused.
 const LATE: usize = 20;

@@ -1,4 +1,4 @@
-//! Kills random processes of an installation under load, and restarts them at once.
+//! Kills random processes of an installation under load, and restarts them immediately.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -55,7 +55,7 @@ fn listeners(core: &Core) -> [String; 2] {
     [core.url(""), core.admin_url("")]
 }
 
-/// Kills random processes every 300 ms, and restarts them at once. Returns how many of each.
+/// Kills random processes every 300 ms, and restarts them immediately. Returns how many of each.
 pub async fn kill_repeatedly(
     fixture: &mut Fixture,
     addresses: &Addresses,

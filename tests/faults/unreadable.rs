@@ -112,7 +112,7 @@ async fn is_regranted(row: Row, database: Database, at_once: bool) {
 async fn a_revoked_claim_is_regranted_without_a_total_on_sqlite() {
     let row = Row::begin("granted again after the total was removed: SQLite");
     is_regranted(row, Database::sqlite().await, false).await;
-    let row = Row::begin("granted again after the total was removed, both relayed at once: SQLite");
+    let row = Row::begin("granted again after the total was removed, both relayed in one commit: SQLite");
     is_regranted(row, Database::sqlite().await, true).await;
 }
 

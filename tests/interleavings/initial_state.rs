@@ -164,7 +164,7 @@ async fn open(play: &ScheduleRun<'_>, nodes: &[TestCore; 2], total: u32, per_use
     }
     relay_all(play, nodes).await;
     if play.codes && hold_s.is_some() {
-        // Later claims get codes at once.
+        // Later claims get codes immediately.
         play.settled(a, async || play.patch(a, json!({"hold_seconds": null}), 3).await).await;
         b.refresh().await;
     }

@@ -134,7 +134,7 @@ impl TestCore {
         format!("{:?}", self.refresher.lock().await.refresh().await)
     }
 
-    /// Maintains a campaign, as core does every second, and at once if the campaign is not ready.
+    /// Maintains a campaign, as core does every second, and immediately if the campaign is not ready.
     pub async fn maintain(&self, id: &CampaignId) -> String {
         let recovery = &self.engine.recovery;
         if let Err(error) = recovery.drop_evicted().await {

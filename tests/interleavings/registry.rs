@@ -14,7 +14,7 @@ const NOT_REACHED: &[(&str, &str)] = &[
     ("redis:survey", "a check of idle campaigns, which changes nothing"),
     ("redis:keys_owner", "used only by `drop-foreign`; tested by faults::registers"),
     ("redis:request_check", "used only by `drop-foreign`"),
-    ("redis:requested_checks", "read by the maintenance, which checks these campaigns at once"),
+    ("redis:requested_checks", "read by the maintenance, which checks these campaigns immediately"),
     ("redis:restore_group", "only for a damaged outbox; tested by faults::jobs"),
     ("redis:sold_out", "called in a separate task of the batcher"),
     ("redis:lease.renew", "called in a separate task of the lease"),

@@ -100,7 +100,7 @@ pub struct Generator {
     users: u32,
     keys: u32,
     batch_max: u32,
-    /// Whether claims are made until more holds become due at once than one call expires.
+    /// Whether claims are made until more holds become due at the same time than one call expires.
     crowd: bool,
     /// Whether the campaign's rules may require passes.
     has_passes: bool,

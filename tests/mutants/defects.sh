@@ -248,7 +248,7 @@ defect lacking_server_adopted core/src/store/sql/campaigns.rs \
 defect deleted_entries_adopted core/src/engine/lifecycle/recovery.rs ' && relayed == backlog;' ';' \
     faults a_claim_whose_outbox_entry_was_deleted
 
-# Changed campaigns are read at once, regardless of the number of campaigns.
+# Changed campaigns are read immediately, regardless of the number of campaigns.
 defect changes_not_followed core/src/store/sql/statements.rs \
     'WHERE change_number > $1 AND change_number > 0' 'WHERE change_number < $1 AND change_number > 0' faults at_rest::
 

@@ -16,7 +16,7 @@ pub struct ConfirmArgs {
 }
 
 impl ConfirmArgs {
-    /// Returns at once with `--yes`, otherwise after the user has typed `word`. `what` is a clause that
+    /// Returns immediately with `--yes`, otherwise after the user has typed `word`. `what` is a clause that
     /// describes the action.
     ///
     /// # Errors

@@ -43,7 +43,7 @@ pub struct DrillArgs {
     /// Units that each user may have, and claims
     #[arg(long, default_value = "1", value_name = "UNITS", value_parser = clap::value_parser!(u32).range(1..=100))]
     per_user: u32,
-    /// Percentage of users who send each claim twice at once; the same percentage lose a response
+    /// Percentage of users who send each claim twice concurrently; the same percentage lose a response
     #[arg(long, default_value_t = 10, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=50))]
     duplicates: u32,
     /// Units that must be granted [default: all, or as many as the users may have]

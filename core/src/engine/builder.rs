@@ -90,7 +90,7 @@ impl Engine {
         }
     }
 
-    /// Returns the same engine for requests. At most `sql_callers_max` requests wait for SQL at once. Core's
+    /// Returns the same engine for requests. At most `sql_callers_max` requests wait for SQL at a time. Core's
     /// own jobs use `self`, so that requests never block their access to SQL.
     #[must_use]
     pub fn for_callers(&self, sql_callers_max: usize) -> Self {

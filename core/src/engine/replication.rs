@@ -1,6 +1,6 @@
 //! Keeps the required replicas in SQL in sync with the primaries' reports.
 //!
-//! Every core checks every primary. If two cores change a set at once, SQL accepts only the first change,
+//! Every core checks every primary. If two cores change a set concurrently, SQL accepts only the first change,
 //! based on the set's version. A core that is cut off together with an old primary changes nothing, because
 //! no replica of that primary keeps up.
 

@@ -26,7 +26,7 @@ use super::deadlines::{Deadline, Deadlines};
 /// Time limit for receiving a request's head, counted from its first byte.
 pub const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum idle time before a request, also before the first one: client pools open connections that they do
-/// not need at once. They keep idle connections for up to 90 s; closing one earlier could lose a request in
+/// not need immediately. They keep idle connections for up to 90 s; closing one earlier could lose a request in
 /// flight.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(100);
 /// Time after which the kernel closes a connection whose peer does not respond.
@@ -34,7 +34,7 @@ const PEER_TIMEOUT: Duration = Duration::from_secs(20);
 /// The idle time before the kernel's first keepalive probe, and the interval of further probes.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// A full listener closes this fraction (1/32) of its connections at once, because finding idle ones requires
+/// A full listener closes this fraction (1/32) of its connections in one pass, because finding idle ones requires
 /// scanning all.
 const CLOSED_SHARE: usize = 32;
 

@@ -174,7 +174,7 @@ pub fn admit<'a>(
         Head::NeedsBody => state.unproven_permits(),
     };
     permits.try_acquire().map_err(|_| {
-        ApiError::because("requests", Problem::new(Code::Overloaded, "too many requests at once"))
+        ApiError::because("requests", Problem::new(Code::Overloaded, "too many concurrent requests"))
     })
 }
 

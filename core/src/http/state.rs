@@ -50,7 +50,7 @@ struct Shared {
 }
 
 impl AppState {
-    /// Creates the state for callers that `authenticator` accepts, with `concurrency_max` requests at once
+    /// Creates the state for callers that `authenticator` accepts, with `concurrency_max` concurrent requests
     /// per listener. `metrics` renders `/metrics`. At most a quarter of the callers may wait for SQL, so that
     /// claims continue while SQL is down.
     pub fn new(
@@ -113,7 +113,7 @@ impl AppState {
         self.0.shared.concurrency_max
     }
 
-    /// Returns how many callers may wait for SQL at once.
+    /// Returns how many callers may wait for SQL at a time.
     pub(super) fn sql_callers_max(&self) -> usize {
         sql_callers_max(self.concurrency_max())
     }
@@ -173,7 +173,7 @@ impl AppState {
     }
 }
 
-/// Returns how many of `concurrency_max` callers may wait for SQL at once.
+/// Returns how many of `concurrency_max` callers may wait for SQL at a time.
 fn sql_callers_max(concurrency_max: usize) -> usize {
     (concurrency_max / 4).max(1)
 }

@@ -248,7 +248,7 @@ mod tests {
         sql.totals(&campaign.parse().unwrap()).await.unwrap().claims
     }
 
-    /// Commits batches that are all queued at once. Returns each caller's result: the events it wrote, or its
+    /// Commits all queued batches in one round. Returns each caller's result: the events it wrote, or its
     /// error.
     async fn commit_at_once(
         commits: &GroupCommit,

@@ -1,5 +1,5 @@
 //! Maintains campaigns. A campaign that is not ready gets its own task, with its own backoff; a few tasks run
-//! at once. Idle campaigns are polled in surveys, each of which reads many campaigns in one pipeline.
+//! concurrently. Idle campaigns are polled in surveys, each of which reads many campaigns in one pipeline.
 //!
 //! A survey finds pending work on idle campaigns: holds that fall due, entries that a dead core left in the
 //! outbox, a pending eviction, and lost keys. This core's own decisions notify the maintenance job without
@@ -46,7 +46,7 @@ const URGENT_MAX: usize = 1000;
 const STUCK: Duration = Duration::from_secs(1);
 /// Age from which an outbox's oldest entry may have been read by a core that died.
 const ABANDONED_AGE: Duration = Duration::from_secs(5);
-/// Maximum number of campaigns worked on at once. Most of this work waits for replicas and commits, which
+/// Maximum number of campaigns worked on concurrently. Most of this work waits for replicas and commits, which
 /// several tasks share. Loads have a lower limit.
 const WORK_MAX: usize = 16;
 /// Maximum number of concurrent sweeps.

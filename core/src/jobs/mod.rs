@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
-/// Returns ticks that are `period` apart even after a late one. The first comes at once.
+/// Returns ticks that are `period` apart even after a late one. The first tick is immediate.
 fn ticks_every(period: Duration) -> Interval {
     let mut ticks = interval(period);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

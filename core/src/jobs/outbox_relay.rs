@@ -49,7 +49,7 @@ const NICENESS: i32 = 5;
 /// half full. Claims get the CPUs and the disk, and larger commits make each row cheaper.
 const PAUSE_FACTOR: u32 = 4;
 /// Fixed cost of draining one campaign's outbox, which dominates with many small campaigns. This cost
-/// lengthens the pause, so that more entries are read at once.
+/// lengthens the pause, so that more entries are read in one call.
 const OUTBOX_COST: Duration = Duration::from_micros(100);
 /// The longest pause after a commit, however long the commit took.
 const PAUSE_MAX: Duration = Duration::from_secs(1);

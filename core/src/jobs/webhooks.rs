@@ -29,7 +29,7 @@ const POLL: Duration = Duration::from_secs(1);
 /// The TTL of a lease, which is renewed after half the TTL. Half the TTL is longer than a round, which makes
 /// two tries in sequence. Writes by a core that has lost the lease have no effect.
 const LEASE: Duration = Duration::from_secs(45);
-/// Maximum number of events sent to one receiver at once.
+/// Maximum number of events sent to one receiver concurrently.
 const CONCURRENT_MAX: u32 = 16;
 /// Maximum backlog of a webhook. At this number core stops reading the feed: the receiver is failing, and
 /// pending events would fill up SQL.

@@ -3,7 +3,7 @@
 
 import { load, save } from "../storage.js";
 
-// Passes outlive the opening by far. So pages get them at a random time before it, not all at once, and no claim waits.
+// Passes outlive the opening by far. So pages get them at a random time before it, not all at the same moment, and no claim waits.
 const LEAD_MS_MAX = 1200000, LEAD_MS_MIN = 20000;
 const RENEW_MS_MAX = 240000, RENEW_MS_MIN = 60000; // before a pass expires
 const PROBE_MS_MAX = 2000, RETRY_MS_MIN = 15000, RETRY_MS_MAX = 240000;

@@ -132,7 +132,7 @@ impl CircuitBreaker {
     }
 
     /// Records that a call that began at `began_at` failed at `now`. `jitter`, from 0 to 1, shortens the
-    /// pause by up to half, so that isolates do not all probe at once.
+    /// pause by up to half, so that isolates do not all probe at the same moment.
     pub fn record_failure(&mut self, began_at: Timestamp, now: Timestamp, jitter: f64) {
         let pause_ms = match self {
             Self::Closed { failures } if *failures + 1 < FAILURES_MAX => {

@@ -1,6 +1,6 @@
 //! Lock without `NX`: checks whether the lock exists, and sets it if not.
 //!
-//! Oversells: two callers check at once, both find it free, and both hold it. Check and set are two steps,
+//! Oversells: two callers check concurrently, both find it free, and both hold it. Check and set are two steps,
 //! like the read and write that the lock should protect. `SET NX` combines them. Cost: 5 round trips per
 //! grant, plus one per try of the lock.
 

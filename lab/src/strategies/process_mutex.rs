@@ -2,7 +2,7 @@
 //!
 //! Exact with one instance. Fails with a second one, which has its own mutex: no error shows it, and tests on
 //! one machine pass. Cost: 2 round trips per grant, one caller of the instance after another. A crash
-//! releases the mutex at once.
+//! releases the mutex immediately.
 
 use std::sync::Arc;
 

@@ -146,7 +146,7 @@ async fn findings(addresses: Addresses) -> Result<Vec<String>> {
     Ok(vec![loads, resold, add])
 }
 
-/// Starts many instances at once; each takes a unit of a stock that is not loaded.
+/// Starts many instances concurrently; each takes a unit of a stock that is not loaded.
 async fn start_together(addresses: &Addresses) -> Result<String> {
     let (apps, key) = (App::start_all(addresses, INSTANCES)?, unique()?);
     let first = StockKey::new(&apps[0], &key);

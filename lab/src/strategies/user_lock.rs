@@ -1,4 +1,4 @@
-//! Per-user lock that fails at once, and a conditional update. A user's second try is denied while the first
+//! Per-user lock that fails immediately, and a conditional update. A user's second try is denied while the first
 //! is in progress; a row per user limits each user to one grant permanently.
 //!
 //! Exact, once per user. The lock only protects the database from double clicks. The guarantee comes from the
@@ -20,7 +20,7 @@ pub const STRATEGY: Strategy = Strategy::of::<UserLock>(
     10,
     "per-user lock + conditional update",
     Expectation::Exact,
-    "a user's second try fails at once; a row limits to one per user",
+    "a user's second try fails immediately; a row limits to one per user",
 )
 .per_user(PerUser::Once);
 

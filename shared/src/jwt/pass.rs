@@ -22,7 +22,7 @@ pub struct Pass {
     pub campaign: CampaignId,
     /// The first instant at which the pass is not valid, in whole seconds.
     pub expires_at: Timestamp,
-    /// The first instant at which the pass is valid, in whole seconds; `None` for at once.
+    /// The first instant at which the pass is valid, in whole seconds; `None` for immediately.
     pub not_before: Option<Timestamp>,
     /// The most units that the user may take in the whole campaign; `None` if only the campaign's limits apply.
     pub units: Option<NonZeroU32>,

@@ -435,7 +435,7 @@ fn a_campaign_shows_its_window_limits_and_page() {
             let page = signed_in(&core, "dashboard-rules", VIEWER).await;
             let rules =
                 |id: &str| format!("(document.querySelector('[data-id={id}] .rules')?.textContent ?? '')");
-            let each = "per person: 4, 1 a day (Asia/Shanghai), 2 at once";
+            let each = "per person: 4, 1 a day (Asia/Shanghai), 2 per claim";
             page.until(&format!("{}.includes('{each}')", rules("ruled")), true).await;
             page.until(&format!("/^ends /.test({})", rules("ruled")), true).await;
             page.until(&format!("/^opens .*no limit per person/.test({})", rules("later")), true).await;

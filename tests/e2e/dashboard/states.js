@@ -1,5 +1,5 @@
 // Fakes the answers of core for the `state` in the page's URL, so that each state of the dashboard can be
-// shown. The charts get their history at once, as if the page had been open for five minutes.
+// shown. The charts get their history immediately, as if the page had been open for five minutes.
 
 (() => {
 	const state = new URLSearchParams(location.search).get("state");

@@ -16,7 +16,7 @@ pub const JWKS: &str = "/jwks";
 pub enum Answer {
     /// Status, header lines and body.
     Complete(u16, String, String),
-    /// The connection is closed at once.
+    /// The connection is closed immediately.
     Closed,
     /// Nothing is sent, and the connection stays open.
     Silence,

@@ -53,7 +53,7 @@ fn the_page_solves_altcha_before_the_opening() {
         let world = altcha_world("page-altcha", "200").await;
         create(&world, "page-altcha", 1000).await;
         let page = Browser::open("page-altcha", PHONE).await;
-        // The page gets its pass at a random time in the 20 minutes before the opening: here at once.
+        // The page gets its pass at a random time in the 20 minutes before the opening: here immediately.
         let at_once = json!({"source": "Math.random = () => 0;"});
         page.devtools("Page.addScriptToEvaluateOnNewDocument", at_once).await;
         page.goto(&world.edge.url("/?campaign=page-altcha")).await;

@@ -39,7 +39,7 @@ impl QueueState {
     /// in flight until the permit is dropped. Returns `None` only if the semaphore is closed, which never
     /// happens.
     pub async fn begin_call(&self, partial: bool) -> Option<OwnedSemaphorePermit> {
-        // Acquire all permits at once: two threads that each held one permit and waited for the second would
+        // Acquire all permits in one call: two threads that each held one permit and waited for the second would
         // deadlock.
         let permits = if partial { self.calls_max } else { 1 };
         let mut all = Arc::clone(&self.calls).acquire_many_owned(permits).await.ok()?;

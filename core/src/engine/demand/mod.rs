@@ -107,8 +107,8 @@ impl Refusals {
         self.counts.lock().count(campaign, code, clock::now());
     }
 
-    /// Writes an edge's report, once for each number. At most `callers_max` calls wait at once, so that claims find permits while
-    /// SQL is unavailable.
+    /// Writes an edge's report, once for each number. At most `callers_max` calls wait at a time, so
+    /// that claims find permits while SQL is unavailable.
     ///
     /// # Errors
     /// The report may have been written. It is safe to send it again, also to another core.

@@ -38,7 +38,7 @@ use crate::store::sql::{EntryOrder, History, LoadCursor, OutboxWriteError};
 
 /// Lease TTL; a crashed loader blocks others for this long.
 pub(super) const LEASE: Duration = Duration::from_secs(5);
-/// Number of campaigns loaded at once. It is lower than the number of SQL connections, because callers need
+/// Number of campaigns loaded concurrently. It is lower than the number of SQL connections, because callers need
 /// some of them.
 const LOADS_MAX: usize = 4;
 /// Maximum number of missing claims that one transaction writes to SQL.

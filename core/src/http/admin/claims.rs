@@ -1,4 +1,4 @@
-//! A campaign's claims as stored in SQL: in pages, or all at once as CSV.
+//! A campaign's claims as stored in SQL: in pages, or all in one response as CSV.
 
 use std::sync::Arc;
 
@@ -104,7 +104,7 @@ pub async fn list(
     json(StatusCode::OK, &Page { items, next_cursor: page.next.map(|next| next.to_string()) })
 }
 
-/// Number of claims read at once and held in memory.
+/// Number of claims read in one call and held in memory.
 const PAGE_ROWS: u32 = 10_000;
 
 /// Streams all claims after `after` that match `filter`, in the order of their sequence. A page is only read

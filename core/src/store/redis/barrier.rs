@@ -105,7 +105,7 @@ impl RequiredReplicas {
 }
 
 /// The barrier rounds of one server. A caller that finds no round in progress leads a new round; other
-/// callers wait for the outcome of that round. All waiting callers are released at once: a fair lock would
+/// callers wait for the outcome of that round. All waiting callers are released together: a fair lock would
 /// release them one by one, and delay the next round.
 #[derive(Debug)]
 pub(super) struct Barrier {

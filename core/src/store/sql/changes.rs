@@ -12,7 +12,7 @@ use crate::domain::counters::ChangeNumber;
 const WRITERS_MAX: usize = 4;
 
 impl SqlStore {
-    /// Returns the number of transactions that may write at once. SQLite has a single writer.
+    /// Returns the number of transactions that may write concurrently. SQLite has a single writer.
     pub fn writers_max(&self) -> usize {
         if self.is_sqlite() { 1 } else { WRITERS_MAX }
     }

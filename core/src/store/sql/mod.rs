@@ -264,7 +264,7 @@ impl SqlStore {
         }
     }
 
-    /// Returns a store for calls with a waiting caller. At most `callers_max` calls use SQL at once, and
+    /// Returns a store for calls with a waiting caller. At most `callers_max` calls use SQL at a time, and
     /// further calls fail immediately. Core's own work is bounded elsewhere, and uses stores without this
     /// limit.
     #[must_use]

@@ -194,7 +194,7 @@ impl Pool {
         Self { limit, caller_permits: None, ..self.clone() }
     }
 
-    /// Returns a pool of the same connections for at most `callers_max` callers at once, waiting or served.
+    /// Returns a pool of the same connections for at most `callers_max` callers at a time, waiting or served.
     /// Further calls fail immediately, so that an unavailable SQL cannot tie up all of core's request
     /// permits.
     pub(super) fn for_callers(&self, callers_max: usize) -> Self {

@@ -123,7 +123,8 @@ mod tests {
         unsigned(row.try_get(0).unwrap()).unwrap()
     }
 
-    /// Delivers each list in one transaction, all lists at once. A report may be in several lists, and several times in one.
+    /// Delivers each list in one transaction, all lists concurrently. A report may be in several lists, and several
+    /// times in one.
     #[test]
     fn the_sum_is_exact_however_reports_are_delivered() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

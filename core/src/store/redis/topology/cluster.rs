@@ -187,7 +187,7 @@ impl Cluster {
         let result = self.query_all(&known).await.map(|views| {
             let found = Arc::new(Map::of(&views, &known));
             *self.map.write() = Arc::clone(&found);
-            // The new map must be in place first: calls aborted here are retried at once and need the new
+            // The new map must be in place first: calls aborted here are retried immediately and need the new
             // server.
             self.retire_servers_not_in(&found);
         });
