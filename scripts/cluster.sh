@@ -36,8 +36,8 @@ start_postgres() {
     export CLAIMGATE_DATABASE_URL="postgres://claimgate@localhost/postgres?host=$directory"
 }
 
-# Starts the node at port $1 after $2 seconds. Repairs a file that was cut off in the middle of a write, as an operator
-# would.
+# Starts the node at port $1 after $2 seconds. Repairs a file that was truncated in the middle of a
+# write, as an operator would.
 start_node() {
     local directory=$work/node-$1
     mkdir -p "$directory"

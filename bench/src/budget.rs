@@ -1,7 +1,7 @@
 //! Chooses how many rounds, and of which length, fit into a run on this machine.
 //!
 //! Problem: on a slow machine, fixtures and servers take longer. Three rounds of every group take too long,
-//! and a run that is cut off lacks the figures of its last groups.
+//! and a run that is aborted lacks the figures of its last groups.
 //!
 //! Idea: the cost of each part of a group was measured on the reference machine. The costs times this
 //! machine's slowness estimate how many rounds fit. The decision about each further round is made when it is

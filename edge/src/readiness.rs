@@ -19,7 +19,7 @@ use crate::response::Response;
 
 /// How long a result is reused: anyone may call, and each check calls every core.
 const RESULT_TTL_MS: i64 = 1_000;
-/// Time after which a check counts as cut off.
+/// Time after which a check counts as aborted.
 const CHECK_MS_MAX: i64 = 3_000;
 const POLL: Duration = Duration::from_millis(20);
 
@@ -127,7 +127,7 @@ fn check_in_background(config: &Rc<Config>, env: &Env, context: &Context) {
     background::run(context, async move {
         let checked = CoreClient::new(&env, &config).check_ready().await;
         let without_keys = keys.without_keys();
-        // Without a clock the check stays in flight until it counts as cut off.
+        // Without a clock the check stays in flight until it counts as aborted.
         let Ok(now) = clock::now() else { return };
         for (number, why) in (1..).zip(&checked) {
             if let Err(why) = why {
@@ -165,7 +165,7 @@ mod tests {
         let mut checks = Checks { result: None, checking_since: None };
         assert!(checks.begin(at(0)));
         assert!(!checks.begin(at(CHECK_MS_MAX - 1)), "one is in flight");
-        assert!(checks.begin(at(CHECK_MS_MAX)), "the first was cut off");
+        assert!(checks.begin(at(CHECK_MS_MAX)), "the first was aborted");
         let readiness = Readiness { cores: vec![true], without_keys: None };
         checks.end(at(4_000), readiness.clone());
         assert_eq!(checks.recent(at(4_999)), Some(readiness));

@@ -32,7 +32,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// How long one background task sends reports. Cloudflare ends background work 30 s after the response; a turn takes at most
 /// 3 s.
 const TASK_MS_MAX: i64 = 20_000;
-/// Time after which a background task counts as cut off: longer than a turn.
+/// Time after which a background task counts as aborted: longer than a turn.
 const TURN_MS_MAX: i64 = 5_000;
 
 thread_local! {
@@ -55,7 +55,7 @@ pub fn report_in_background(env: &Env, context: &Context, config: &Rc<Config>) {
     if REPORTER.with_borrow_mut(|reporter| reporter.begin(now)) {
         let (env, config) = (env.clone(), Rc::clone(config));
         background::run(context, async move {
-            // Without a clock the task stays marked as running until it counts as cut off.
+            // Without a clock the task stays marked as running until it counts as aborted.
             let _ = send_reports(&CoreClient::new(&env, &config), now).await;
         });
     }

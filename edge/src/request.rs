@@ -43,7 +43,7 @@ impl Request {
     /// first.
     ///
     /// # Errors
-    /// The runtime's error if the body is cut off or was already read.
+    /// The runtime's error if the body is incomplete or was already read.
     pub async fn body(&self) -> Result<Vec<u8>, JsValue> {
         let buffer = JsFuture::from(self.raw.array_buffer()?).await?;
         Ok(Uint8Array::new(&buffer).to_vec())

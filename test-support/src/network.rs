@@ -1,5 +1,5 @@
 //! A network between servers that a test can break. Each server announces the address of a proxy, which
-//! identifies peers by their source address. A test can therefore cut a server off from other servers but not
+//! identifies peers by their source address. A test can therefore partition a server from other servers but not
 //! from callers, and delay or stop replication.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,9 +44,9 @@ struct Route {
 /// The faults of the network. Blocked packets arrive once the network is repaired, unless an end was closed.
 #[derive(Debug, Clone, Default)]
 struct NetworkFaults {
-    /// Servers cut off from other servers and sentinels.
+    /// Servers partitioned from other servers and sentinels.
     cut_off: BTreeSet<usize>,
-    /// Servers cut off from callers.
+    /// Servers partitioned from callers.
     out_of_reach: BTreeSet<usize>,
     /// Servers to which replication is stopped.
     held: BTreeSet<usize>,
@@ -89,12 +89,12 @@ impl Network {
         address
     }
 
-    /// Cuts the server off from other servers and sentinels, in both directions; callers still reach it.
+    /// Partitions the server from other servers and sentinels, in both directions; callers still reach it.
     pub fn cut_off(&self, server: usize) {
         self.faults.send_modify(|now| _ = now.cut_off.insert(server));
     }
 
-    /// Cuts the server off from callers.
+    /// Partitions the server from callers.
     pub fn out_of_reach(&self, server: usize) {
         self.faults.send_modify(|now| _ = now.out_of_reach.insert(server));
     }

@@ -230,7 +230,7 @@ async fn an_addition_stored_in_sql_only_is_reported_as_stored() {
 }
 
 #[tokio::test]
-async fn additions_cut_off_by_a_crash_count_once_when_resent() {
+async fn additions_interrupted_by_a_crash_count_once_when_resent() {
     let mut core = Core::start().await;
     core.create("demo", json!({"total": 0})).await;
     let (url, token) = (core.admin_url("/admin/v1/campaigns/demo/add"), core.admin_token());

@@ -106,7 +106,7 @@ async fn a_dripping_body_times_out_while_others_are_served() {
             tokio::time::sleep(Duration::from_millis(200)).await;
             assert!(
                 started.elapsed() < promised(Duration::from_secs(15)),
-                "a dripping body is never cut off"
+                "a dripping body is never rejected"
             );
         }
     };

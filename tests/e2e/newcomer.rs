@@ -1,5 +1,5 @@
 //! First steps on the command line: mistakes are reported with the flag, the value and the remedy;
-//! irreversible actions need a confirmation; ids and times are never cut off.
+//! irreversible actions need a confirmation; ids and times are never truncated.
 
 use std::path::Path;
 use std::process::{Output, Stdio};
@@ -350,7 +350,7 @@ async fn irreversible_commands_ask_for_confirmation_on_a_terminal() {
 }
 
 #[tokio::test]
-async fn ids_and_times_are_not_cut_off_at_80_columns() {
+async fn ids_and_times_are_not_truncated_at_80_columns() {
     let core = Core::start().await;
     let long = format!("spring-sale-{}", "2026".repeat(13));
     for id in ["tickets", long.as_str()] {
@@ -374,7 +374,7 @@ async fn ids_and_times_are_not_cut_off_at_80_columns() {
     for (words, whole) in shown {
         let output = on_a_terminal(&core, 80, words, "").await.ended(0);
         for text in *whole {
-            assert!(output.out.contains(text), "{words:?} cuts off {text}: {}", output.out);
+            assert!(output.out.contains(text), "{words:?} truncates {text}: {}", output.out);
         }
         // Only values that are wider than the terminal may overflow.
         let wide = |line: &&str| line.chars().count() > 80 && !whole.iter().any(|text| line.contains(text));

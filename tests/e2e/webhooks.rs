@@ -522,7 +522,7 @@ async fn a_receiver_needs_a_trusted_certificate() {
 const TRY_MAX: Duration = Duration::from_secs(12);
 
 #[tokio::test]
-async fn endless_and_late_answers_are_cut_off() {
+async fn a_try_ends_despite_endless_and_late_answers() {
     let (endless, slow) = (Receiver::start().await, Receiver::start().await);
     endless.respond_with(|_, _| {
         let chunks =
@@ -543,7 +543,7 @@ async fn endless_and_late_answers_are_cut_off() {
 }
 
 #[tokio::test]
-async fn the_status_counts_even_if_the_body_is_cut_off() {
+async fn the_status_counts_even_if_the_body_is_truncated() {
     let listener = TcpListener::bind(free_address()).await.unwrap();
     let receiver = Receiver::at(&format!("http://{}", listener.local_addr().unwrap()));
     tokio::spawn(async move {

@@ -187,13 +187,13 @@ async fn decisions_continue_after_the_primary_stalls() {
     fixture.judge(row, promoted).await;
 }
 
-/// The primary is cut off from its replicas and the sentinels, but not from core, whose connections stay
+/// The primary is partitioned from its replicas and the sentinels, but not from core, whose connections stay
 /// intact. Core learns only from Sentinel that it must switch.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn core_leaves_a_primary_that_only_core_can_reach() {
     only_on!(OWN, "it starts its own servers");
     let kind = Kind::from_env();
-    let row = Row::begin_on(kind, "Sentinel: the primary cut off from all but core");
+    let row = Row::begin_on(kind, "Sentinel: the primary partitioned from all but core");
     let _turn = heavy().await;
     let fixture = SentinelFixture::start_as(kind, "core", "cores-own-password").await;
     let old = fixture.set.view(0).await;

@@ -1,4 +1,4 @@
-//! Answers formatted for people. An id, a time or any other value is never cut off: rows wider than the
+//! Answers formatted for people. An id, a time or any other value is never truncated: rows wider than the
 //! terminal become records with a line for each value.
 
 mod report;

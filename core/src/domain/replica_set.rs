@@ -253,7 +253,7 @@ mod tests {
     fn a_lagging_member_leaves_unless_too_few_would_remain() {
         let seen = view("a", &[("b", false), ("c", true)]);
         assert_eq!(next(set("a", &["b", "c"], &[]), &seen), Some(("a".into(), names(&["c"]), names(&[]))));
-        assert_eq!(next(set("a", &["b"], &[]), &view("a", &[])), None, "cut off");
+        assert_eq!(next(set("a", &["b"], &[]), &view("a", &[])), None, "partitioned");
         // The replacement must join first.
         assert_eq!(next(set("a", &["b"], &[]), &seen), Some(("a".into(), names(&["b"]), names(&["c"]))));
     }

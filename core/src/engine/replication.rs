@@ -1,7 +1,7 @@
 //! Keeps the required replicas in SQL in sync with the primaries' reports.
 //!
 //! Every core checks every primary. If two cores change a set concurrently, SQL accepts only the first change,
-//! based on the set's version. A core that is cut off together with an old primary changes nothing, because
+//! based on the set's version. A core that is partitioned together with an old primary changes nothing, because
 //! no replica of that primary keeps up.
 
 use std::sync::Arc;
@@ -133,13 +133,7 @@ impl Replicas {
 fn log(change: &SetChange) {
     let (SetChange::Create(set) | SetChange::Replace { set, .. }) = change;
     let ReplicaSet { primary, members, joining, version, .. } = set;
-    tracing::warn!(
-        primary,
-        ?members,
-        ?joining,
-        version,
-        "the set of required replicas has changed"
-    );
+    tracing::warn!(primary, ?members, ?joining, version, "the set of required replicas has changed");
 }
 
 fn view_of(replication: &Replication, primaries: &[PrimaryView]) -> ReplicationView {

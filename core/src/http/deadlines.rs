@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_task_is_cut_off_at_its_own_deadline() {
+    async fn each_task_is_aborted_at_its_own_deadline() {
         let (deadlines, began) = (Deadlines::default(), Instant::now());
         let works = async {
             sleep(TICK).await;

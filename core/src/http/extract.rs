@@ -151,7 +151,7 @@ impl AdminFile {
     /// Reads the file; returns its sender and content.
     pub async fn read(self) -> Result<(Caller, Bytes), Problem> {
         let bytes = Limited::new(self.body, http::IMPORT_BYTES_MAX).collect().await;
-        Ok((self.caller, bytes.map_err(|_| Problem::invalid("body", "was cut off"))?.to_bytes()))
+        Ok((self.caller, bytes.map_err(|_| Problem::invalid("body", "is incomplete"))?.to_bytes()))
     }
 }
 
@@ -373,7 +373,7 @@ async fn read_json<B: RequestBody>(
         if error.is::<LengthLimitError>() {
             http::body_too_large(bytes_max)
         } else {
-            Problem::invalid("body", "was cut off")
+            Problem::invalid("body", "is incomplete")
         }
     })?;
     Ok(bytes.to_bytes())

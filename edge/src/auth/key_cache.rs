@@ -19,7 +19,7 @@ const REFRESH_MS_MIN: i64 = 60_000;
 const REFRESH_MS_MAX: i64 = 60 * 60_000;
 const BACKOFF_MS: i64 = 1_000;
 const BACKOFF_MS_MAX: i64 = 30_000;
-/// Time after which a fetch counts as cut off: discovery takes two requests of 2 s.
+/// Time after which a fetch counts as aborted: discovery takes two requests of 2 s.
 const FETCH_MS_MAX: i64 = 4_500;
 
 thread_local! {
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fetch_that_was_cut_off_blocks_no_other() {
+    fn a_fetch_that_was_aborted_blocks_no_other() {
         let mut cache = KeyCache::new();
         let cut_off = cache.begin_refresh(at(0)).unwrap();
         assert!(cache.is_fetching(at(FETCH_MS_MAX - 1)));

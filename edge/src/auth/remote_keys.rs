@@ -108,7 +108,7 @@ impl RemoteKeys {
         let (keys, env) = (self.clone(), runtime.env.clone());
         background::run(runtime.context, async move {
             let fetched = keys.source.fetch(&env, keys.allowed.as_deref()).await;
-            // Without a clock the fetch stays in flight until it counts as cut off.
+            // Without a clock the fetch stays in flight until it counts as aborted.
             let Ok(now) = clock::now() else { return };
             finish(fetch, fetched, now);
         });

@@ -129,7 +129,7 @@ impl CampaignCache {
     }
 
     /// Begins a refresh of `id` at `now`, unless one is in flight. Returns whether the caller must fetch it.
-    /// A refresh older than a call to core can take is dropped: its request was cut off and cannot end it.
+    /// A refresh older than a call to core can take is dropped: its request was aborted and cannot end it.
     pub fn begin_refresh(&mut self, id: &CampaignId, now: Timestamp) -> bool {
         self.refreshing.retain(|_, began_at| age_ms(*began_at, now) <= SNAPSHOT_TTL_MS);
         // Made-up ids may fill the map, but must not block refreshes of cached campaigns.

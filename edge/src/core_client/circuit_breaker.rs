@@ -17,7 +17,7 @@ const PAUSE_MS_MAX: i64 = 2_000;
 /// If no call was made for this long after a pause, the earlier failures are out of date. The circuit closes,
 /// so that several calls that arrive together are all allowed, not only one probe.
 const STALE_MS: i64 = 5_000;
-/// A probe that was cut off never reports its result, so a new probe is allowed after this time.
+/// A probe that was aborted never reports its result, so a new probe is allowed after this time.
 const PROBE_MS_MAX: i64 = 2_500;
 
 /// The state of a circuit: whether core may be called.

@@ -1,5 +1,5 @@
 //! Checks every state of the dashboard at five widths, in both languages, light and dark, for text that is
-//! cut off, overflows or is unreadable. `SCREENSHOTS=1` saves all pictures under
+//! clipped, overflows or is unreadable. `SCREENSHOTS=1` saves all pictures under
 //! `target/screenshots/dashboard` for review.
 
 use serde_json::{Value, json};
@@ -151,7 +151,7 @@ async fn find_layout_faults(page: &Browser, state: &str) -> Vec<String> {
             }
             for width in WIDTHS {
                 page.resize((width, 900)).await;
-                add(format!("in {language} at {width} is cut off"), &page.eval(CUT).await);
+                add(format!("in {language} at {width} is clipped"), &page.eval(CUT).await);
                 add(format!("in {language} at {width} repeats labels"), &page.eval(REPEATED_LABELS).await);
                 if width >= 1280 {
                     add(format!("in {language} at {width} has empty space"), &page.eval(EMPTY_SPACE).await);

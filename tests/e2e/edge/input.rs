@@ -354,7 +354,7 @@ fn malformed_http(world: &World) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// Checks that the request is rejected or cut off, and that another caller is served.
+/// Checks that the request is rejected or its connection closed, and that another caller is served.
 async fn assert_rejected_or_cut(world: &World, (what, bytes): (&str, String)) {
     let mut raw = Raw::connect(world.edge.listen).await;
     raw.send(bytes).await;

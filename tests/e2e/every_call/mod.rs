@@ -327,7 +327,7 @@ async fn each_call_counts_once_despite_a_crash_on_sqlite() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_call_counts_once_despite_a_crash_on_postgres() {
     let (options, receiver) = options_with_receiver();
-    if let Some((core, sql, _postgres)) = on_postgres("calls cut off on PostgreSQL", options).await {
+    if let Some((core, sql, _postgres)) = on_postgres("calls interrupted on PostgreSQL", options).await {
         each_call_counts_once_despite_a_crash(core, sql, &receiver).await;
     }
 }

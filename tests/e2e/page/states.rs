@@ -77,8 +77,8 @@ const STATES: [(&str, bool, &str, &str); 38] = [
 const LEFT: &str = "document.getElementById('left').textContent";
 
 #[test]
-fn no_state_is_cut_off_at_any_width_in_either_language() {
-    in_browser("no_state_is_cut_off_at_any_width_in_either_language", async {
+fn no_state_is_clipped_at_any_width_in_either_language() {
+    in_browser("no_state_is_clipped_at_any_width_in_either_language", async {
         // A separate edge, because the test is long and fakes the answers in the page.
         let world = World::start(Runtime::from_env(), "page-states", "local", &[]).await;
         let page = Browser::open("page-states", PHONE).await;
@@ -117,7 +117,7 @@ async fn find_layout_faults(page: &Browser, state: &str) -> Vec<String> {
             }
             for width in WIDTHS {
                 page.resize((width, 900)).await;
-                add(format!("in {language} at {width} is cut off"), &page.eval(CUT).await);
+                add(format!("in {language} at {width} is clipped"), &page.eval(CUT).await);
                 add(format!("in {language} at {width} wraps"), &page.eval(NUMBERS).await["broken"]);
                 if saved {
                     page.screenshot(&format!("states/{state}-{language}-{scheme}-{width}")).await;

@@ -35,7 +35,7 @@ pub struct Event {
     late: Duration,
     /// Index of the replica that is killed.
     replica: usize,
-    /// Also cuts the primary off from callers, or forces a manual failover without waiting for the primary.
+    /// Also partitions the primary from callers, or forces a manual failover without waiting for the primary.
     hard: bool,
     /// Duration of the fault after the promotion.
     lasts: Duration,
@@ -46,7 +46,7 @@ impl fmt::Display for Kind {
         f.pad(match self {
             Self::PrimaryKilled => "primary killed",
             Self::PrimaryStalled => "primary stalled",
-            Self::PrimaryCutOff => "primary cut off",
+            Self::PrimaryCutOff => "primary partitioned",
             Self::ReplicaKilled => "replica killed",
             Self::ByHand => "manual failover",
         })

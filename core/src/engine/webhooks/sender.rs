@@ -205,7 +205,7 @@ async fn exchange(
     let (mut sender, connection) = http1::handshake::<_, Full<Bytes>>(TokioIo::new(stream)).await?;
     let exchanged = async {
         let (head, body): (_, Incoming) = sender.send_request(request).await?.into_parts();
-        // A longer or slower body is cut off: only the status counts.
+        // A longer or slower body is not read to its end: only the status counts.
         let _ = timeout(ANSWER_READ_MAX, Limited::new(body, ANSWER_BYTES_MAX).collect()).await;
         Ok(head)
     };

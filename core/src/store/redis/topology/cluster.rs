@@ -3,7 +3,7 @@
 //! The slot map is read on first use, and reread after a node redirects a call or does not answer; calls to
 //! other nodes continue with the current map. All known nodes are queried in parallel. Each node is trusted
 //! about its own slots and the configuration epoch under which it owns them. If two nodes claim a slot, the
-//! later epoch wins, as in the cluster itself: a node that is cut off from the cluster has an older epoch.
+//! later epoch wins, as in the cluster itself: a node that is partitioned from the cluster has an older epoch.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -426,7 +426,7 @@ mod tests {
         // Slots have moved from node 1 to node 2, and node 3 has not been informed yet.
         let moved = [view(3, 9, &[(16383, 1)]), view(1, 9, &[(100, 2), (16383, 1)]), view(2, 1, &[(100, 2)])];
         assert_eq!(ends(&Map::of(&moved, &Map::default())), [Some(2), Some(1)]);
-        // Node 1 was cut off, and node 2 was promoted.
+        // Node 1 was partitioned, and node 2 was promoted.
         let promoted = [view(1, 4, &[(16383, 1)]), view(2, 5, &[(16383, 2)])];
         let map = Map::of(&promoted, &Map::default());
         assert_eq!((ends(&map), map.primaries.len()), ([Some(2), Some(2)], 1));
@@ -438,7 +438,7 @@ mod tests {
         assert_eq!(
             ends(&Map::of(&[view(1, 4, &[(16383, 1)])], &known)),
             [Some(2); 2],
-            "node 1 was cut off earlier"
+            "node 1 was partitioned earlier"
         );
         assert_eq!(ends(&Map::of(&[view(3, 6, &[(16383, 3)])], &known)), [Some(3); 2], "node 3 was promoted");
         assert_eq!(
