@@ -1,7 +1,7 @@
-//! The codes of a campaign: the numbers that claims get, and the file in which a seller adds codes.
+//! The codes of a campaign: the code numbers of claims, and the file in which a seller adds codes.
 //!
-//! Codes are numbered from 1. A granted claim gets the next numbers, one for each unit, in the transaction
-//! that writes its row. Numbers may run ahead of the codes that were added.
+//! Codes are numbered from 1. A granted claim gets the next code numbers, one for each unit, in the transaction
+//! that writes its row. Code numbers may run ahead of the codes that were added.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -20,20 +20,20 @@ const CODES_MAX: usize = 5_000_000;
 const HEADER: &[u8] = b"code";
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// How many codes a campaign has, and how many of their numbers claims have.
+/// The number of codes of a campaign, and the number of code numbers assigned to claims.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CodeStock {
     /// Number of codes added.
     pub added: u64,
-    /// The highest number that a claim has.
+    /// The highest assigned code number.
     pub assigned: u64,
-    /// Claims with numbers from here on may lack codes, or Redis may lack their codes; `None` if there are
+    /// Claims with code numbers from here on may lack codes, or Redis may lack their codes; `None` if there are
     /// none.
     pub pending_from: Option<u64>,
 }
 
 impl CodeStock {
-    /// Assigns the next numbers to a claim of `quantity` units, and returns the first.
+    /// Assigns the next code numbers to a claim of `quantity` units, and returns the first.
     pub fn assign(&mut self, quantity: u32) -> u64 {
         let first = self.assigned + 1;
         self.assigned += u64::from(quantity);
@@ -82,14 +82,14 @@ pub struct CodesOfClaim {
     pub user: UserId,
     /// The claim's digest.
     pub digest: ClaimDigest,
-    /// The number of the first code; those of the others follow.
+    /// The first code number; the codes have consecutive code numbers.
     pub first: u64,
     /// The codes, one for each unit.
     pub codes: Vec<ClaimCode>,
 }
 
 impl CodesOfClaim {
-    /// Returns the value that Redis stores under the claim's digest: the first number, then user and codes,
+    /// Returns the value that Redis stores under the claim's digest: the first code number, then user and codes,
     /// separated by spaces.
     pub fn packed(&self) -> Vec<u8> {
         let mut packed = Vec::new();
@@ -113,7 +113,7 @@ impl CodesOfClaim {
     }
 }
 
-/// Length of a packed number, in bytes.
+/// Length of a packed code number, in bytes.
 const NUMBER_BYTES: usize = 6;
 
 /// The codes of a file, in file order. Each is in it once.

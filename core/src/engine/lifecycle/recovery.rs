@@ -394,7 +394,7 @@ impl Recovery {
     /// Relays all entries of a suspended campaign's outboxes to SQL, including entries that another core has
     /// read. Returns the number of events of `epoch` in these entries.
     async fn relay_suspended(&self, handle: &CampaignHandle, epoch: Epoch) -> Result<u64, RecoveryError> {
-        // Before claims of the outbox get numbers: SQL may have lost that others have them.
+        // Before claims of the outbox get code numbers: SQL may have lost the numbers of other claims.
         self.restore_codes(handle).await?;
         let mut relayed = 0;
         for layout in OutboxLayout::ALL {
@@ -478,7 +478,8 @@ impl Recovery {
         Ok(totals.claims - totals.revoked)
     }
 
-    /// Loads the codes of all claims that have numbers, whatever their status: a code that was shown is never added again.
+    /// Loads the codes of all claims that have code numbers, whatever their status: a code that was shown is never
+    /// added again.
     async fn load_codes(&self, loader: &mut Loader<'_>, campaign: &Campaign) -> Result<(), RecoveryError> {
         let mut next = Some(0);
         while let Some(from) = next {

@@ -452,7 +452,7 @@ impl RedisStore {
         Ok((next, page.collect()))
     }
 
-    /// Returns the first numbers of those claims of a suspended campaign that have codes.
+    /// Returns the first code numbers of those claims of a suspended campaign that have codes.
     pub async fn first_codes(
         &self,
         keys: &Keys,

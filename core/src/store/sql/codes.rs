@@ -1,7 +1,7 @@
-//! Codes: adds them, gives claims their numbers, and reads the codes of claims.
+//! Codes: adds them, assigns code numbers to claims, and reads the codes of claims.
 //!
-//! A claim gets its numbers in the transaction that writes its row as granted, under the lock of the campaign's
-//! row, and keeps them. Codes are added under the same lock, so a number never gets a second code.
+//! A claim gets its code numbers in the transaction that writes its row as granted, under the lock of the campaign's
+//! row, and keeps them. Codes are added under the same lock, so a code number never gets a second code.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::RangeInclusive;
@@ -33,14 +33,14 @@ const ADD: &str = "INSERT INTO codes (campaign_id, number, code) \
 const REMOVE: &str = "DELETE FROM codes WHERE campaign_id = $2 \
     AND number IN (SELECT CAST(value->>0 AS BIGINT) FROM {rows})";
 
-/// A claim's numbers.
+/// A claim's code numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Numbered {
     pub user: UserId,
     pub digest: ClaimDigest,
     pub first: u64,
     pub quantity: u32,
-    /// Whether it got them in this transaction.
+    /// Whether this transaction has assigned them.
     pub is_new: bool,
 }
 
@@ -89,14 +89,14 @@ pub(crate) enum AddedChunk {
     Forgotten,
 }
 
-/// Claims with numbers, in their order.
+/// Claims with code numbers, in the order of these numbers.
 #[derive(Debug, Default)]
 pub(crate) struct CodesPage {
     /// The claims whose codes are all there.
     pub complete: Vec<CodesOfClaim>,
-    /// The first number of the first claim that lacks a code; `None` if there is no such claim.
+    /// The first code number of the first claim that lacks a code; `None` if there is no such claim.
     pub incomplete_from: Option<u64>,
-    /// The number from which the next page continues; `None` on the last page.
+    /// The code number from which the next page continues; `None` on the last page.
     pub next: Option<u64>,
 }
 
@@ -153,7 +153,7 @@ impl SqlStore {
         Ok(AddedChunk::Recorded(Box::new(campaign)))
     }
 
-    /// Returns how many granted claims with numbers from `from` lack codes.
+    /// Returns the number of granted claims with code numbers from `from` that lack codes.
     pub(crate) async fn claims_without_codes(&self, id: &CampaignId, from: u64) -> Result<u64, SqlError> {
         let query = sqlx::query(statements::PENDING_CODES).bind(id.as_str()).bind(to_i64(from));
         let row = self.pool.within(WHOLE_CAMPAIGN_MAX).one("sql:claims_without_codes", query).await?;
@@ -173,8 +173,8 @@ impl SqlStore {
         Ok(waiting)
     }
 
-    /// Counts the claims for which Redis must have codes, and those for which it may: the campaign's `pending_from` tells
-    /// from which number on Redis may lack them.
+    /// Counts the claims for which Redis must have codes, and those for which it may: the campaign's `pending_from` is
+    /// the code number from which on Redis may lack them.
     pub(crate) async fn claims_with_codes(
         &self,
         id: &CampaignId,
@@ -196,8 +196,9 @@ impl SqlStore {
         self.pool.all("sql:campaigns_with_pending_codes", query).await?.iter().map(campaigns::read).collect()
     }
 
-    /// Records that Redis has the codes of all claims with numbers before `to`, or of all claims that had numbers in
-    /// `campaign`, its state before the codes were read. Changes nothing if the campaign has been reloaded since.
+    /// Records that Redis has the codes of all claims with code numbers before `to`, or of all claims that had
+    /// code numbers in `campaign`, its state before the codes were read. Changes nothing if the campaign has been
+    /// reloaded since.
     pub(crate) async fn set_pending_from(
         &self,
         campaign: &Campaign,
@@ -217,12 +218,12 @@ impl SqlStore {
         Ok(())
     }
 
-    /// Returns a page of the claims with numbers from `from`, whatever their status, with their codes.
+    /// Returns a page of the claims with code numbers from `from`, whatever their status, with their codes.
     pub(crate) async fn codes_page(&self, id: &CampaignId, from: u64) -> Result<CodesPage, SqlError> {
         self.numbered_page(statements::NUMBERED, id, from).await
     }
 
-    /// Returns a page of the granted claims with numbers from `from`, with their codes.
+    /// Returns a page of the granted claims with code numbers from `from`, with their codes.
     pub(crate) async fn granted_codes_page(&self, id: &CampaignId, from: u64) -> Result<CodesPage, SqlError> {
         self.numbered_page(statements::GRANTED_NUMBERED, id, from).await
     }
@@ -283,8 +284,8 @@ impl SqlStore {
     }
 
     /// Returns the codes of `claims` that have all of them, and records which claims lack codes. `stock` is the
-    /// campaign's stock with the numbers of these claims. Claims that have waited for codes are left out: their codes must not
-    /// be shown before Redis has the version that added them.
+    /// campaign's stock with the code numbers of these claims. Claims that have waited for codes are left out:
+    /// their codes must not be shown before Redis has the version that added them.
     pub(super) async fn keep_numbers(
         &self,
         transaction: &mut Transaction,
@@ -319,9 +320,9 @@ impl SqlStore {
         Ok(complete)
     }
 
-    /// Restores the codes and numbers of `claims`, which Redis shows to their owners, as far as the database has lost
-    /// them. Codes that the database has under these numbers instead get other numbers: no winner has seen them.
-    /// Returns the number of restored codes.
+    /// Restores the codes and code numbers of `claims`, which Redis shows to their owners, as far as the database
+    /// has lost them. Codes that the database has under these code numbers instead get other ones: no winner has
+    /// seen them. Returns the number of restored codes.
     pub(crate) async fn restore_codes(
         &self,
         id: &CampaignId,
@@ -368,7 +369,7 @@ impl SqlStore {
         Ok(lost.len() as u64)
     }
 
-    /// Returns the numbers of those `codes` that the campaign has.
+    /// Returns the code numbers of those `codes` that the campaign has.
     async fn numbers_of(
         &self,
         transaction: &mut Transaction,
@@ -386,7 +387,7 @@ impl SqlStore {
         Ok(numbers)
     }
 
-    /// Returns `count` numbers for new codes: first those that claims already have, then numbers that are new.
+    /// Returns `count` code numbers for new codes: first those already assigned to claims, then new ones.
     async fn free_numbers(
         &self,
         transaction: &mut Transaction,
@@ -452,7 +453,7 @@ async fn add_to_stock(transaction: &mut Transaction, id: &CampaignId, change: i6
     Ok(())
 }
 
-/// Reads user, digest, first number and quantity.
+/// Reads user, digest, first code number and quantity.
 fn read_numbered(row: &AnyRow) -> Result<Numbered, SqlError> {
     Ok(Numbered {
         user: row.try_get::<&str, _>(0)?.parse().map_err(unreadable)?,
@@ -463,7 +464,7 @@ fn read_numbered(row: &AnyRow) -> Result<Numbered, SqlError> {
     })
 }
 
-/// Reads numbers and codes; rows without a code are left out.
+/// Reads code numbers and codes; rows without a code are left out.
 fn read_codes(rows: &[AnyRow]) -> Result<HashMap<u64, ClaimCode>, SqlError> {
     let mut codes = HashMap::with_capacity(rows.len());
     for row in rows {

@@ -118,8 +118,8 @@ impl SqlStore {
         Ok(())
     }
 
-    /// Writes the rows of each campaign, whose granted claims must have numbers, and commits `transaction`. Returns
-    /// the codes of the claims that have all of them.
+    /// Writes the rows of each campaign, whose granted claims must have code numbers, and commits
+    /// `transaction`. Returns the codes of the claims that have all of them.
     async fn write_and_commit(
         &self,
         mut transaction: Transaction,
@@ -144,7 +144,7 @@ impl SqlStore {
         Ok(codes)
     }
 
-    /// Gives the granted claims of `rows` the next numbers, in the order of their events, unless they have numbers. Does
+    /// Assigns the next code numbers to the granted claims of `rows` that have none, in the order of their events. Does
     /// nothing for a campaign without codes.
     async fn number(
         &self,
@@ -182,7 +182,7 @@ impl SqlStore {
 
     /// Writes a suspended campaign's entries claim by claim. A claim that violates a limit or a constraint is
     /// stored as revoked: the Redis server that granted it had lost claims that SQL has. Returns the number
-    /// of revoked claims. `numbers`: the first numbers of claims whose codes Redis shows.
+    /// of revoked claims. `numbers`: the first code numbers of claims whose codes Redis shows.
     pub(crate) async fn salvage(
         &self,
         campaign: &CampaignId,
@@ -343,11 +343,11 @@ struct Locked {
     epoch: Epoch,
     per_user: Option<u64>,
     per_user_per_day: Option<u64>,
-    /// With the numbers that the transaction has given; `None` for a campaign without codes.
+    /// With the code numbers that the transaction has assigned; `None` for a campaign without codes.
     stock: Option<CodeStock>,
 }
 
-/// What [`statements::FIRST_CODES`] returns for a claim without numbers.
+/// What [`statements::FIRST_CODES`] returns for a claim without code numbers.
 const NEEDS_NUMBERS: i64 = 0;
 
 impl Locked {
@@ -409,9 +409,9 @@ struct Row<'a> {
     event: &'a ClaimEvent,
     limit_at_decision: Option<u64>,
     cumulative_taken: Option<u64>,
-    /// The first of the claim's numbers; `None` without codes, or if the claim has none.
+    /// The claim's first code number; `None` without codes, or if the claim has none.
     first_code: Option<u64>,
-    /// Whether SQL had the claim with its number before.
+    /// Whether SQL had the claim with its code number before.
     was_numbered: bool,
 }
 
@@ -421,7 +421,7 @@ type Columns<'a> = (GroupColumns<'a>, ClaimColumns<'a>);
 type GroupColumns<'a> = (u64, u16, u32, Option<u64>, &'a str, &'a str);
 type ClaimColumns<'a> = (&'a str, String, u32, u64, i64, Option<i64>, i64, Option<u64>, Option<u64>);
 
-/// Returns the claims of `rows` that have numbers.
+/// Returns the claims of `rows` that have code numbers.
 fn numbered(rows: &[Row<'_>]) -> Vec<Numbered> {
     let of_row = |row: &Row<'_>| {
         let ClaimEvent { user, claim, .. } = row.event;

@@ -133,11 +133,11 @@ statements! {
         AND revision >= CAST(value->>4 AS BIGINT)) THEN -1 ELSE 0 END) FROM claims \
         WHERE campaign_id = $2 AND user_id = value->>1 AND digest = value->>2), 0) FROM {rows}";
 
-    /// Gives a granted claim its numbers, unless it has numbers.
+    /// Assigns code numbers to a granted claim that has none.
     GIVE_NUMBERS = "UPDATE claims SET first_code = $4 WHERE campaign_id = $1 AND user_id = $2 AND digest = $3 \
         AND status = 'granted' AND first_code IS NULL";
 
-    /// A page of a campaign's claims with numbers from `$2`, in the order of the numbers.
+    /// A page of a campaign's claims with code numbers from `$2`, in the order of these numbers.
     NUMBERED = "SELECT user_id, digest, first_code, quantity FROM claims \
         WHERE campaign_id = $1 AND first_code >= $2 ORDER BY first_code LIMIT $3";
 
@@ -145,16 +145,18 @@ statements! {
     GRANTED_NUMBERED = "SELECT user_id, digest, first_code, quantity FROM claims \
         WHERE campaign_id = $1 AND first_code >= $2 AND status = 'granted' ORDER BY first_code LIMIT $3";
 
-    /// The number of granted claims with numbers from `$2` that lack codes. Codes fill the lowest numbers first.
+    /// The number of granted claims with code numbers from `$2` that lack codes. Codes fill the lowest code numbers
+    /// first.
     PENDING_CODES = "SELECT COUNT(*) FROM claims WHERE campaign_id = $1 AND first_code >= $2 AND status = 'granted' \
         AND NOT EXISTS (SELECT 1 FROM codes WHERE campaign_id = $1 AND number = first_code + quantity - 1)";
 
-    /// The number of claims that have all of their codes, and how many of them are granted and have numbers below `$2`.
+    /// The number of claims that have all of their codes, and how many of them are granted and have code numbers below
+    /// `$2`.
     WITH_CODES = "SELECT COUNT(*), COUNT(CASE WHEN status = 'granted' AND first_code < $2 THEN 1 END) FROM claims \
         WHERE campaign_id = $1 AND first_code IS NOT NULL \
         AND EXISTS (SELECT 1 FROM codes WHERE campaign_id = $1 AND number = first_code + quantity - 1)";
 
-    /// The first number and the quantity of each given claim that is granted. No join is used, for the reason
+    /// The first code number and the quantity of each given claim that is granted. No join is used, for the reason
     /// given at [`REVISIONS`].
     NUMBERS_OF_CLAIMS = "SELECT value->>0, value->>1, (SELECT first_code FROM claims WHERE campaign_id = $2 \
         AND user_id = value->>0 AND digest = value->>1 AND status = 'granted'), (SELECT quantity FROM claims \

@@ -109,7 +109,8 @@ impl SqlStore {
 }
 
 impl SqlStore {
-    /// Gives a granted claim of `quantity` units its numbers, if its campaign has codes. The campaign's row must be locked.
+    /// Assigns code numbers to a granted claim of `quantity` units, if its campaign has codes. The campaign's row must
+    /// be locked.
     async fn give_numbers(
         &self,
         transaction: &mut Transaction,
