@@ -82,7 +82,7 @@ export class ClaimgateButton extends HTMLElement {
 	set token(token) { this.#token = token; this.#restart(); }
 	get pass() { return this.#pass; }
 	set pass(pass) { this.#pass = pass; }
-	// Not an attribute: markup alone must not send the user's token to another server.
+	// Not an attribute: markup must not be enough to send the user's token to another server.
 	get base() { return this.#base; }
 	set base(url) { this.#base = url; this.#restart(); }
 

@@ -5,9 +5,9 @@
 #   scripts/soak.sh PART…        some parts
 #   scripts/soak.sh --list       the parts, and the files to which each belongs
 #   scripts/soak.sh --for BASE   the parts that belong to what has changed since the commit BASE
-#   scripts/soak.sh --age        when each part was last green
+#   scripts/soak.sh --age        when each part last passed
 #
-# SEED repeats a run; ROUNDS, OPERATIONS and others (see run below) change a part's length. A green part of a commit is
+# SEED repeats a run; ROUNDS, OPERATIONS and others (see run below) change a part's length. A part that passed is
 # recorded in tests/soak-record.txt, unless its length was changed; the record is committed next.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -90,7 +90,7 @@ run() {
     esac
 }
 
-# The date and commit of a part's last green run, or nothing.
+# The date and commit of a part's last passed run, or nothing.
 last_green() { awk -v part="$1" '$1 == part { print $2, $3 }' $record; }
 
 age() {

@@ -9,8 +9,8 @@
 # RUST_TEST_THREADS is how many tests run at a time. SEED is the same for the same commit, so that a commit has the same
 # tests each time. SLOW=1 runs them as on a slow machine (scripts/slow.sh). A part's output is kept in target/test-logs.
 #
-# Each part, each test and each build has a deadline (scripts/within.sh). A red test runs ten times alone afterwards, for
-# the record: the run stays red.
+# Each part, each test and each build has a deadline (scripts/within.sh). A failed test runs ten times by
+# itself afterwards, for the record: the run still counts as failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/tools.sh
@@ -101,10 +101,10 @@ soak() {
     return $red
 }
 
-# The red tests of a log: those that failed, and those that a deadline ended.
+# The failed tests of a log, and those that a deadline ended.
 red_tests() { awk '/^test [a-z0-9_:]+ .*(\.\.\. FAILED|has been running for [0-9]+ s)$/ { print $2 }' "$1"; }
 
-# again LABEL COMMAND…: runs one test ten times, or fewer if ten minutes for all red tests are over.
+# again LABEL COMMAND…: runs one test ten times, or fewer if the ten minutes for all failed tests have passed.
 again() {
     local label=$1 times=0 red=0
     shift
@@ -112,7 +112,7 @@ again() {
         times=$((times + 1))
         TOTAL_S=180 scripts/within.sh "${slow[@]}" "$@" >>$logs/alone 2>&1 || red=$((red + 1))
     done
-    printf '%s: red in %d of %d runs alone\n' "$label" $red $times
+    printf '%s: failed in %d of %d runs by itself\n' "$label" $red $times
 }
 
 # Runs each failed test by itself, with the same seed. If none of ten runs fails, load or a concurrent test caused the

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer as _, Error as _, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// Parses the object `json`. Serde alone would also accept a list of the members.
+/// Parses the object `json`. Serde by itself would also accept a list of the members.
 pub(crate) fn object<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T, serde_json::Error> {
     if json.trim_ascii_start().starts_with(b"[") {
         return Err(serde_json::Error::custom("a list instead of an object"));

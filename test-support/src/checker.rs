@@ -210,8 +210,8 @@ impl Checker {
         })
     }
 
-    /// Returns what is wrong in the answers alone: limits that they exceed, and sequence numbers that two claims have. Where
-    /// Redis may lose claims, some of these claims no longer stand.
+    /// Returns what is wrong in the answers themselves: limits that they exceed, and sequence numbers
+    /// that two claims have. Where Redis may lose claims, some of these claims no longer stand.
     fn wrong_answers(&self) -> Vec<String> {
         let limits = *self.limits.lock().unwrap_or_else(PoisonError::into_inner);
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);

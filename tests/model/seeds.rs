@@ -15,6 +15,6 @@ pub const SEEDS: [(u64, u64, &str); 3] =
         (
             1_795_419_121_109,
             700,
-            "the model treated concurrent claims as one call: the first is sent alone, and its call expires due holds separately",
+            "the model treated concurrent claims as one call: the first is sent by itself, and its call expires due holds separately",
         ),
     ];

@@ -1,7 +1,7 @@
 //! Lock with an owner, released by a script: random owner, expiry, compare-and-delete in one script,
 //! exponential backoff with jitter, and a fencing token.
 //!
-//! Exact. The lock alone would not be: a holder slower than its lease continues to write. So each holder gets
+//! Exact. The lock would not be enough: a holder slower than its lease continues to write. So each holder gets
 //! a fencing token above all earlier tokens and sends it with reads and writes. The stock rejects a token
 //! below the highest token so far. Reads also carry the token, because otherwise a late write could come
 //! between a later holder's read and write. With a store that can compare tokens, the lock only saves work.

@@ -332,7 +332,7 @@ fn keys_rotated_under_load_cause_no_wrong_rejection() {
     });
 }
 
-/// No other token causes a fetch: the refresh alone withdraws the key.
+/// No other token causes a fetch: only the refresh withdraws the key.
 #[test]
 fn a_withdrawn_key_is_rejected_after_the_refresh() {
     run(async {
