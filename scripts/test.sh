@@ -63,7 +63,7 @@ cargo_test() {
     scripts/within.sh "${slow[@]}" cargo test --quiet --workspace --test "$binary" -- --format=pretty "$@"
 }
 
-# The tests of BINARY that the gate leaves out, one a line.
+# The tests of BINARY that the gate leaves out, one per line.
 left_out() { awk -v binary="$1" '$1 == binary { print $2 }' tests/soak.txt; }
 
 # The options for libtest that leave them out.

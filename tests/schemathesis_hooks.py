@@ -38,7 +38,7 @@ def claim_id(user):
 
 
 def known(name, value, operation_id):
-    """Replaces three of four well-formed ids by existing ones."""
+    """Replaces three of four well-formed ids by existing ids."""
     number = zlib.crc32(repr(value).encode())
     if not isinstance(value, str) or number % 4 == 0:
         return value

@@ -167,7 +167,7 @@ impl Figure {
     }
 }
 
-/// The figures that a run should measure, and the measured ones in order of their first measurement.
+/// The figures that a run should measure, and the measured figures in order of their first measurement.
 #[derive(Debug)]
 pub struct Figures {
     wanted: Vec<&'static Definition>,

@@ -48,7 +48,7 @@ impl SlowConnections {
         Ok(Self { stop, runs: tokio::task::spawn_blocking(move || connections.run(&stopped)) })
     }
 
-    /// Closes the connections. Returns the number of rejected ones.
+    /// Closes the connections. Returns the number of rejected connections.
     ///
     /// # Errors
     /// If a connection got no response, or a different one.

@@ -113,7 +113,7 @@ pub struct ServeArgs {
     /// Seconds after its end until a campaign is evicted from Redis; its data is then read from SQL [default: 86400]
     #[arg(long, env = "CLAIMGATE_ARCHIVE_AFTER_S", value_name = "SECONDS")]
     archive_after_s: Option<String>,
-    /// Maximum number of requests handled concurrently; further ones get 503 [default: 4096]
+    /// Maximum number of requests handled concurrently; further requests get 503 [default: 4096]
     #[arg(long, env = "CLAIMGATE_CONCURRENCY_MAX", value_name = "REQUESTS")]
     concurrency_max: Option<String>,
     /// Maximum number of claims that one call to Redis decides, 1 to 256 [default: 256]
@@ -445,7 +445,7 @@ pub struct Secrets<'a> {
 }
 
 impl<'a> Secrets<'a> {
-    /// Returns the secrets in `data_dir`, where missing ones are generated.
+    /// Returns the secrets in `data_dir`, where missing secrets are generated.
     pub fn of(data_dir: &'a Path) -> Self {
         Self { data_dir, may_create: true }
     }

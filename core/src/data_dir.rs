@@ -79,7 +79,7 @@ pub fn prepare(directory: &Path) -> Result<PathBuf, String> {
     Ok(directory)
 }
 
-/// Returns the exposed paths among the directory itself and claimgate's files in it. Unreadable ones are left out.
+/// Returns the exposed paths among the directory itself and claimgate's files in it. Unreadable paths are left out.
 pub fn exposed(directory: &Path) -> Vec<Exposed> {
     let mut found = Vec::new();
     check(directory, &mut found);

@@ -269,8 +269,8 @@ pub fn campaign(name: &str, decided: u64, waiting: u64) {
     gauge!(OUTBOX_EVENTS, "campaign" => name.to_owned()).set(waiting as f64);
 }
 
-/// Sets the claims that edges refused for `reason`, of a campaign, of all unnamed ones together, or of unknown ids. Call
-/// within [`now`].
+/// Sets the claims that edges refused for `reason`, of a campaign, of all unnamed campaigns together, or
+/// of unknown ids. Call within [`now`].
 pub fn edge_refusals(campaign: String, reason: &'static str, count: u64) {
     counter!(EDGE_REFUSALS, "campaign" => campaign, "reason" => reason).absolute(count);
 }

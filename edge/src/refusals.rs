@@ -71,7 +71,7 @@ async fn send_reports(core: &CoreClient<'_>, began_at: Timestamp) -> Option<()> 
         let request_id = request_id::next();
         let request = CoreRequest::new(CallKind::MayNeedSql, PATH, &request_id);
         let response = core.send(CoreRequest { body: Some(&report), ..request }).await;
-        // A report that core cannot read would block all later ones.
+        // A report that core cannot read would block all later reports.
         let is_done = response.is_ok_and(|response| {
             let summary = response.summary();
             summary.problem.is_none() || summary.is_problem(Code::InvalidRequest)

@@ -51,7 +51,7 @@ export class Ratelimit {
     #evict(now) {
         const age = now - this.#youngSince;
         const isOld = age < 0 || age >= this.#periodMs;
-        // With too many keys, the least recently used ones get a full bucket early.
+        // With too many keys, the least recently used keys get a full bucket early.
         if (!isOld && this.#young.size < this.#keysMax / 2) return;
         this.#old = this.#young;
         this.#young = new Map();

@@ -171,7 +171,7 @@ impl Admin {
             .await
     }
 
-    /// Adds codes from a file with one code a line.
+    /// Adds codes from a file with one code per line.
     ///
     /// # Errors
     /// `invalid_request` with the first line that is not a code or repeats one; nothing was added then.

@@ -19,7 +19,7 @@ use crate::{Answer, Error, Retries};
 /// Timeout of a call, longer than claimgate's own for any call but an import.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The maximum `Retry-After`, a day. Longer ones are capped.
+/// The maximum `Retry-After`, a day. Longer values are capped.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(86_400);
 
 #[derive(Debug, Clone)]

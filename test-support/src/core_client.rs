@@ -203,7 +203,7 @@ impl CoreClient {
         }
     }
 
-    /// Adds a file with one code a line to a campaign with codes.
+    /// Adds a file with one code per line to a campaign with codes.
     pub async fn add_codes(&self, id: &str, file: &str) -> Reply {
         let url = self.admin_url(&format!("/admin/v1/campaigns/{id}/codes"));
         let request = self.client.request(Method::POST, &url).header("Content-Type", "text/csv");

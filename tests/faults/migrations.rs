@@ -102,7 +102,7 @@ async fn an_older_database_keeps_its_claims_on_postgres() {
 /// The last version without a feed.
 const WITHOUT_FEED: i64 = 11;
 
-/// Claims older than the feed appear in it, before later ones.
+/// Claims older than the feed appear in it, before later claims.
 async fn old_claims_are_in_the_feed(row: Row, url: &str, options: CoreOptions, directory: TempDir) {
     schema_of(WITHOUT_FEED, url).await.close().await;
     let sql = Sql::open(url);

@@ -171,7 +171,7 @@ async fn requests_waiting_for_sql_leave_permits_for_claims() {
         reply
     });
     let claims = async {
-        // Requests beyond the permits were rejected; the remaining ones wait.
+        // Requests beyond the permits were rejected; the remaining requests wait.
         eventually(SOON, || async {
             let answered = answered.load(Ordering::Relaxed);
             holds(answered >= CROWD - PERMITS, || format!("{answered} requests are answered"))

@@ -179,7 +179,7 @@ pub struct CreateArgs {
     pass: Option<PassArg>,
     #[command(flatten)]
     limits: LimitArgs,
-    /// Give each unit of a granted claim a code from this file, with one code a line: creates the campaign with
+    /// Give each unit of a granted claim a code from this file, with one code per line: creates the campaign with
     /// total 0, adds the codes, and raises the total to --total
     #[arg(long, value_name = "FILE", requires = "total")]
     codes: Option<PathBuf>,

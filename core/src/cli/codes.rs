@@ -14,7 +14,7 @@ use super::printer::show;
 /// `claimgate campaign codes …`
 #[derive(Debug, Subcommand)]
 pub enum CodesCommand {
-    /// Add codes from a file with one code a line
+    /// Add codes from a file with one code per line
     Add(AddArgs),
     /// Count the codes, and the claims that wait for codes
     Count(CountArgs),

@@ -131,7 +131,7 @@ impl std::fmt::Debug for CodesFile {
 }
 
 impl CodesFile {
-    /// Parses a file with one code a line, with or without the header `code`. Blank lines are skipped.
+    /// Parses a file with one code per line, with or without the header `code`. Blank lines are skipped.
     ///
     /// # Errors
     /// `payload_too_large` for more than [`CODES_MAX`] codes; `invalid_request` with the first line that is

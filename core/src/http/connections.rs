@@ -34,8 +34,8 @@ const PEER_TIMEOUT: Duration = Duration::from_secs(20);
 /// The idle time before the kernel's first keepalive probe, and the interval of further probes.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// A full listener closes this fraction (1/32) of its connections in one pass, because finding idle ones requires
-/// scanning all.
+/// A full listener closes this fraction (1/32) of its connections in one pass, because finding idle
+/// connections requires scanning all.
 const CLOSED_SHARE: usize = 32;
 
 /// The connections of one listener.
@@ -72,7 +72,7 @@ impl Connections {
         Ok(())
     }
 
-    /// Registers a connection. Closes idle ones when the listener is nearly full, and waits while it is full.
+    /// Registers a connection. Closes idle connections when the listener is nearly full, and waits while it is full.
     pub async fn open(self: &Arc<Self>) -> OpenConnection {
         loop {
             if let Some(open) = self.try_open() {

@@ -159,7 +159,7 @@ pub async fn limit_concurrency(
 
 /// Admits a request if core is serving and a permit is free; a rejected request has had no effect. Requests
 /// that can only be authenticated with their body have separate permits, so that unauthenticated callers
-/// cannot use up the ordinary ones.
+/// cannot use up the ordinary permits.
 pub fn admit<'a>(
     state: &'a AppState,
     permits: &'a Semaphore,

@@ -1,4 +1,4 @@
-//! Lists this core in SQL, and checks the health of SQL by that: a heartbeat a second writes its row.
+//! Lists this core in SQL, and checks the health of SQL with the same write: one heartbeat per second.
 
 use std::pin::pin;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Publishes live snapshots to watchers: at most one a second, and none while there is no watcher.
+//! Publishes live snapshots to watchers: at most one per second, and none while there is no watcher.
 
 use std::sync::Arc;
 use std::time::Duration;

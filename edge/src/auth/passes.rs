@@ -24,7 +24,7 @@ pub struct PassKeys {
 }
 
 impl PassKeys {
-    /// Reads the keys with `variable`, and imports public ones; `None` if a value is wrong.
+    /// Reads the keys with `variable`, and imports public keys; `None` if a value is wrong.
     pub(crate) async fn read(
         variable: impl Fn(&str) -> Option<String>,
         errors: &mut ConfigErrors,

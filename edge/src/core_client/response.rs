@@ -1,4 +1,4 @@
-//! Responses from core, distinguished from truncated ones and from a proxy's.
+//! Responses from core, distinguished from truncated responses and from a proxy's.
 
 use std::fmt;
 

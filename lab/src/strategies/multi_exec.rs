@@ -42,7 +42,7 @@ impl StockManager for MultiExec {
     }
 }
 
-/// Moves units from the stock to the sold ones, in one transaction.
+/// Moves units from the stock to the sold units, in one transaction.
 fn sale(stock: &StockKey, units: i64) -> Pipeline {
     let mut write = pipe();
     write.atomic().decr(&stock.name, units).ignore().incr(stock.redis_key("sold"), units).ignore();

@@ -44,7 +44,7 @@ impl StockManager for Pipelined {
     }
 }
 
-/// Moves units from the stock to the sold ones, in one pipeline.
+/// Moves units from the stock to the sold units, in one pipeline.
 fn sale(stock: &StockKey, units: i64) -> Pipeline {
     let mut write = pipe();
     write.decr(&stock.name, units).ignore().incr(stock.redis_key("sold"), units).ignore();

@@ -2,7 +2,7 @@
 //!
 //! `token` parses a token, `rules` checks its claims, `pass` signs and checks passes, `rejection` says why a
 //! token is rejected. A token's header
-//! only names the algorithm and the key; the deployment decides which ones it accepts. Tokens with a shared
+//! only names the algorithm and the key; the deployment decides which algorithms it accepts. Tokens with a shared
 //! secret are minted and verified here. The edge verifies the others with Web Crypto.
 
 mod algorithm;

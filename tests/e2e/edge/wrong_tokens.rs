@@ -170,7 +170,7 @@ impl Edges {
     }
 }
 
-/// Returns the tokens from which the wrong ones are derived.
+/// Returns the tokens from which the wrong tokens are derived.
 fn right_tokens(signers: &Signers) -> [(By, String); 6] {
     let mut own = changed("aud", Value::Null);
     own["client_id"] = json!("7g4");

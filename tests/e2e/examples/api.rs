@@ -1,4 +1,4 @@
-//! docs/api.md: the requests shown are sent, and the answers shown are compared with the real ones.
+//! docs/api.md: the requests shown are sent, and the answers shown are compared with the real answers.
 
 use reqwest::Method;
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! Logs a state that may change back and forth: one line for each change, but at most one a minute.
+//! Logs a state that may change back and forth: one line for each change, but at most one per minute.
 
 use std::time::{Duration, Instant};
 

@@ -86,7 +86,7 @@ impl Claims {
         Ok(claim)
     }
 
-    /// Adds the codes to the granted ones of `claims`, if their campaign has codes.
+    /// Adds the codes to the granted claims among `claims`, if their campaign has codes.
     pub async fn add_codes(
         &self,
         handle: &CampaignHandle,
@@ -106,7 +106,7 @@ impl Claims {
         Ok(())
     }
 
-    /// Adds the codes to the granted ones of `rows` of the campaign `id`, if it has codes.
+    /// Adds the codes to the granted claims among `rows` of the campaign `id`, if it has codes.
     pub async fn add_codes_to_rows(
         &self,
         id: &CampaignId,

@@ -15,8 +15,8 @@ use crate::store::sql::{SqlError, SqlStore};
 
 /// Maximum number of reports written in one transaction.
 const BATCH_MAX: usize = 256;
-/// Maximum age of a refusal in a report, in seconds. Older ones are dropped: the number of a report that is sent again may no
-/// longer be in SQL.
+/// Maximum age of a refusal in a report, in seconds. Older refusals are dropped: the number of a report
+/// that is sent again may no longer be in SQL.
 const AGE_MAX_S: i64 = 55 * 60;
 
 /// Writes the reports of edges and this core's own counts to SQL.
@@ -74,7 +74,7 @@ impl RefusalWriter {
         }
     }
 
-    /// Writes this core's own counts, or the last ones again if they may not have been written.
+    /// Writes this core's own counts, or the last counts again if they may not have been written.
     pub async fn write_own(&mut self) -> Result<(), SqlError> {
         if self.unwritten.is_none() {
             let refused = self.refusals.take();

@@ -1,4 +1,4 @@
-//! Publishes live snapshots: at most one a second, shared by all subscribers.
+//! Publishes live snapshots: at most one per second, shared by all subscribers.
 
 pub mod campaigns;
 pub mod cores;

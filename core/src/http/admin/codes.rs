@@ -19,7 +19,7 @@ use crate::store::sql::Change;
 /// Time limit of a call that adds codes, including the upload and the wait for another file.
 const ADD_TIMEOUT: Duration = Duration::from_mins(10);
 
-/// Adds codes to a campaign, one a line. A code that the campaign has already is not added again.
+/// Adds codes to a campaign, one per line. A code that the campaign has already is not added again.
 ///
 /// All lines are checked before the first code is added. If the call is interrupted after that, send the same file
 /// again.

@@ -101,9 +101,10 @@ pub(crate) struct CodesPage {
 }
 
 impl SqlStore {
-    /// Adds the codes of `chunk` that the campaign lacks; claims that wait for a code get the first ones. The last chunk
-    /// is recorded as a change of the campaign, with the codes of the chunks before it. So is each chunk of which claims get
-    /// codes: a database that loses codes that were shown must also lack a version.
+    /// Adds the codes of `chunk` that the campaign lacks; claims that wait for a code get the first
+    /// codes. The last chunk is recorded as a change of the campaign, with the codes of the chunks
+    /// before it. So is each chunk of which claims get codes: a database that loses codes that were
+    /// shown must also lack a version.
     ///
     /// # Errors
     /// The codes may have been added. It is safe to repeat the upload.
@@ -321,7 +322,7 @@ impl SqlStore {
     }
 
     /// Restores the codes and code numbers of `claims`, which Redis shows to their owners, as far as the database
-    /// has lost them. Codes that the database has under these code numbers instead get other ones: no winner has
+    /// has lost them. Codes that the database has under these code numbers instead get other numbers: no winner has
     /// seen them. Returns the number of restored codes.
     pub(crate) async fn restore_codes(
         &self,
@@ -387,7 +388,7 @@ impl SqlStore {
         Ok(numbers)
     }
 
-    /// Returns `count` code numbers for new codes: first those already assigned to claims, then new ones.
+    /// Returns `count` code numbers for new codes: first those already assigned to claims, then new numbers.
     async fn free_numbers(
         &self,
         transaction: &mut Transaction,

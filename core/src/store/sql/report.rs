@@ -21,7 +21,7 @@ const PEAK: &str = "SELECT at_s, refused_then FROM (SELECT at_s, CAST(SUM(refuse
 /// Sums over a campaign's claims.
 #[derive(Debug)]
 pub struct ClaimTotals {
-    /// Number of claims, without revoked ones.
+    /// Number of claims that are not revoked.
     pub made: u64,
     /// Number of users with such a claim.
     pub users: u64,

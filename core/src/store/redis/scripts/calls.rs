@@ -176,7 +176,7 @@ impl CampaignCall for ReadUser<'_> {
     }
 }
 
-/// Applies the rules of a campaign, unless Redis has newer ones.
+/// Applies the rules of a campaign, unless Redis has newer rules.
 #[derive(Debug)]
 pub struct SetRules<'a> {
     /// The campaign whose rules are applied.
