@@ -33,7 +33,7 @@ skip() {
     exit 0
 }
 
-# What the set-up reads, as committed.
+# The files that the set-up reads, as committed.
 set_up() {
     git ls-tree -r HEAD Makefile Cargo.toml package.json package-lock.json rust-toolchain.toml \
         scripts/{bare,debian,setup,tools}.sh scripts/{valkey,openapi-tools,openapi-generator}.txt | sha256sum

@@ -170,13 +170,13 @@ pub struct Config {
     pub database_url: String,
     /// Maximum number of events in a campaign's outbox.
     pub outbox_max: u64,
-    /// Time for which a campaign stays in Redis after it is over.
+    /// Retention of a campaign in Redis after it has ended.
     pub archive_after: Duration,
     /// Maximum number of requests handled concurrently per listener.
     pub concurrency_max: usize,
     /// Maximum number of claims that one script call decides.
     pub batch_max: usize,
-    /// How long core keeps serving after a signal to stop, while it reports that it is not ready.
+    /// Drain period: core still serves after a signal to stop, but reports that it is not ready.
     pub drain: Duration,
     /// The hosts that webhooks may call.
     pub webhook_hosts: WebhookHosts,

@@ -20,9 +20,9 @@ use crate::{config, metrics};
 
 /// Number of lines, of some 200 bytes each, that wait for their reader.
 const QUEUE_LINES: usize = 1024;
-/// How long [`Log::flush`] waits for the reader.
+/// Timeout of [`Log::flush`].
 const FLUSH_MAX: Duration = Duration::from_secs(1);
-/// How often [`report_losses`] counts.
+/// Interval at which [`report_losses`] counts.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 static WRITTEN: AtomicU64 = AtomicU64::new(0);

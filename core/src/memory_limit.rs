@@ -1,4 +1,4 @@
-//! How much memory core and the Redis that it starts may use.
+//! The memory limit of core and of the Redis that it starts.
 
 use std::fs;
 use std::path::{Path, PathBuf};

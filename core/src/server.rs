@@ -44,7 +44,7 @@ use crate::{log, metrics};
 const REDIS_WARN_AFTER: Duration = Duration::from_secs(5);
 const REDIS_POLL: Duration = Duration::from_millis(5);
 const SQL_POLL: Duration = Duration::from_millis(250);
-/// How often core records in the database that it serves; a third of the time that a starting core watches
+/// Interval at which core records in the database that it serves; a third of the time that a starting core watches
 /// for such records.
 const RENEW_INTERVAL: Duration = Duration::from_secs(1);
 /// Time limit for stopping the listeners, including 5 s for connections to finish.

@@ -26,7 +26,7 @@ static TRACER: OnceLock<SdkTracer> = OnceLock::new();
 
 /// Timeout of one call to the collector.
 const EXPORT_MAX: Duration = Duration::from_secs(5);
-/// How long [`TraceExport::stop`] waits for the collector.
+/// Timeout of [`TraceExport::stop`].
 const STOP_MAX: Duration = Duration::from_secs(1);
 
 /// Name of the header, and of the field of an outbox entry, that carries a context.

@@ -36,7 +36,7 @@ pub struct Timeline<'a, const N: usize> {
     pub series: [Series; N],
     /// The number of events of each kind, in consecutive slices of the same length.
     pub slices: &'a [[u64; N]],
-    /// What the bars show, up to the highest number.
+    /// The meaning of the bars, up to the highest number.
     pub about: &'a str,
     /// The labels of the beginning and the end.
     pub ends: [&'a str; 2],

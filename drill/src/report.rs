@@ -30,7 +30,7 @@ pub struct Report {
     pub users: u32,
     /// Users who claimed at the same time.
     pub connections: usize,
-    /// How long the storm took, in seconds.
+    /// Duration of the storm, in seconds.
     pub storm_s: f64,
     /// The checks.
     pub checks: Vec<Check>,

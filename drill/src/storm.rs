@@ -15,7 +15,7 @@ use crate::tally::{Tally, is_rate_limited};
 use crate::user::{Behavior, Caller, ClaimOutcome, SimulatedUser, TryOutcome};
 use crate::{Console, DrillError, Installation, Plan};
 
-/// Time until a connection is cut: about when the first answers arrive.
+/// Delay after which a connection is cut: about when the first answers arrive.
 const CUT_AFTER: Duration = Duration::from_millis(2);
 
 pub(crate) struct Storm<'a> {

@@ -13,7 +13,7 @@ use crate::{DrillError, UserIds};
 /// Lifetime of a user's token, in seconds: longer than any storm.
 const TOKEN_S: u32 = 3600;
 
-/// How long a target may take to be ready, and the time between two questions.
+/// Time limit for a target to be ready, and the poll interval.
 const READY_MAX: Duration = Duration::from_secs(5);
 const READY_POLL: Duration = Duration::from_millis(250);
 

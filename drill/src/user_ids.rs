@@ -7,7 +7,7 @@ use serde::Deserialize as _;
 
 use crate::DrillError;
 
-/// How the ids of the simulated users are derived from their names.
+/// The derivation of the simulated users' ids from their names.
 #[derive(Debug)]
 pub enum UserIds {
     /// The name is the id.

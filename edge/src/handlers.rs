@@ -38,8 +38,8 @@ use crate::response::Response;
 /// The time limit for receiving a request's body.
 const BODY_TIME_MAX: Duration = Duration::from_secs(5);
 const DEMO_TOKEN_S: u32 = 3_600;
-/// How long a view waits for a snapshot that another request is fetching. [`VIEW_POLL`] is how often it
-/// checks.
+/// Timeout of a view that waits for a snapshot that another request is fetching. [`VIEW_POLL`] is the poll
+/// interval.
 const VIEW_MS_MAX: i64 = 2_000;
 /// A waiting view may take over a failed fetch only within this time; a later call would exceed the view's time limit.
 const VIEW_CALL_MS_MAX: i64 = 400;

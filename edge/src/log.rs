@@ -56,7 +56,7 @@ pub fn core_not_ready(core: usize, why: &str, now: Timestamp) {
     });
 }
 
-/// What keys verify.
+/// The kind of tokens that keys verify.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeyPurpose {
     /// Users' tokens.

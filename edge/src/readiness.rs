@@ -17,9 +17,9 @@ use crate::core_client::CoreClient;
 use crate::log;
 use crate::response::Response;
 
-/// How long a result is reused: anyone may call, and each check calls every core.
+/// TTL of a result: anyone may call, and each check calls every core.
 const RESULT_TTL_MS: i64 = 1_000;
-/// Time after which a check counts as aborted.
+/// Age at which a check counts as aborted.
 const CHECK_MS_MAX: i64 = 3_000;
 const POLL: Duration = Duration::from_millis(20);
 

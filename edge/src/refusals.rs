@@ -27,12 +27,12 @@ use crate::request_id;
 const PATH: &str = "/internal/v1/refusals";
 /// Maximum number of counts in memory.
 const ENTRIES_MAX: usize = 256;
-/// The time between two reports.
+/// Interval between two reports.
 const PERIOD: Duration = Duration::from_secs(1);
-/// How long one background task sends reports. Cloudflare ends background work 30 s after the response; a turn takes at most
-/// 3 s.
+/// Time limit for starting further reports in one background task. Cloudflare ends background work 30 s
+/// after the response; a turn takes at most 3 s.
 const TASK_MS_MAX: i64 = 20_000;
-/// Time after which a background task counts as aborted: longer than a turn.
+/// Age of a turn at which its background task counts as aborted: longer than a turn.
 const TURN_MS_MAX: i64 = 5_000;
 
 thread_local! {

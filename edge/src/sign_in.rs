@@ -1,4 +1,4 @@
-//! How a visitor of the claim page signs in: with the tokens' issuer, or at a link.
+//! The sign-in of visitors of the claim page: with the tokens' issuer, or at a link.
 
 use serde::Serialize;
 

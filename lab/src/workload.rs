@@ -15,7 +15,7 @@ use crate::error::StockError;
 use crate::manager::{Attempt, PerUser, ReduceResult, Stock, Strategy};
 use crate::servers::Servers;
 
-/// Time after a round's end to answer claims in flight; beyond it the run fails.
+/// Time limit after a round's end for answers to claims in flight; beyond it the run fails.
 const OVERTIME: Duration = Duration::from_secs(15);
 /// Units of a stock that does not run out.
 const ENDLESS: u32 = 1_000_000_000;

@@ -47,7 +47,7 @@ pub struct NewCampaign {
     pub time_zone: String,
     /// The limits.
     pub limits: Limits,
-    /// How long a claim is held for confirmation, in seconds; `None` grants claims immediately.
+    /// TTL of a hold that is not confirmed, in seconds; `None` grants claims immediately.
     pub hold_seconds: Option<NonZeroU32>,
     /// When claims by browsers need a pass; `None` if they never do.
     pub pass: Option<PassRule>,

@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::Error;
 
-/// How long a client retries a call, unless its [`Retries`] say otherwise.
+/// Retry period of a call, unless its [`Retries`] say otherwise.
 pub const RETRY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The first backoff, which doubles with each try. A longer `Retry-After` takes precedence.

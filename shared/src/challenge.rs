@@ -37,7 +37,7 @@ pub struct PassReply {
     pub expires_at: Timestamp,
 }
 
-/// How to show Cloudflare's widget.
+/// The settings with which a page shows Cloudflare's widget.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct TurnstileWidget {

@@ -1,4 +1,4 @@
-//! How a user's id is derived from the user's token.
+//! Derives a user's id from the user's token.
 //!
 //! A deployment has one scheme: the form of its ids, the claim that they are derived from, the tokens' issuer, and the
 //! key. Another scheme gives every user another id, and with it a second allowance. So the edge names its scheme by a

@@ -1,4 +1,4 @@
-//! The time during which a campaign accepts claims.
+//! The window of a campaign, in which it accepts claims.
 
 use serde::{Deserialize, Serialize};
 

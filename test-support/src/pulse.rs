@@ -13,7 +13,7 @@ use crate::client::{Client, client};
 
 /// Interval between requests.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Time after which an answer is late; it usually takes a few milliseconds.
+/// Response time above which an answer is late; it usually takes a few milliseconds.
 const LATE_AFTER: Duration = Duration::from_millis(250);
 
 /// Repeats a request until dropped.

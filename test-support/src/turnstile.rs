@@ -17,7 +17,7 @@ pub const SECRET: &str = "0x4AAAAAAA-a-secret-for-tests";
 /// See [`SECRET`].
 pub const SITE_KEY: &str = "0x4AAAAAAA-a-site-key";
 
-/// What `siteverify` does instead of checking a token.
+/// A fault of `siteverify`, which then checks no token.
 #[derive(Debug, Clone)]
 pub enum Fault {
     /// Nothing is sent, and the connection stays open.

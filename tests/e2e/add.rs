@@ -12,7 +12,7 @@ use support::{Core, CoreOptions, Reply, SOON, Sql, eventually};
 
 use crate::on_postgres::on_postgres;
 
-/// How often a call may run out of time before its answer says what was stored.
+/// Maximum number of timeouts of a call before an answer that says what was stored.
 const ROUNDS_MAX: u64 = 5;
 
 async fn add(core: &CoreClient, id: &str, units: i64, key: &str) -> Reply {

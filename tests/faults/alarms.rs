@@ -26,7 +26,7 @@ use crate::tally::Row;
 
 /// Maximum number of events pending for SQL.
 const OUTBOX_MAX: usize = 10;
-/// Time for which Redis is stopped: a decision is slow, but still made.
+/// Duration of Redis' stop: a decision is slow, but still made.
 const SLOW: Duration = Duration::from_millis(700);
 const RULES: &str = include_str!("../../ops/prometheus/claimgate.rules.yml");
 

@@ -22,7 +22,7 @@ const PERSISTED: Expect<'_> = Expect { promise: Promise::Persisted, differences:
 const ROOMY: Limits = Limits { total: Some(200_000), per_user: Some(2_000), per_user_per_day: Some(2_000) };
 /// Campaigns on all three primaries.
 const CAMPAIGNS: [&str; 6] = ["c0", "c1", "c2", "c3", "c4", "c5"];
-/// Time for which claims are made before and after a fault.
+/// Duration of the claims before and after a fault.
 const LOAD_TIME: Duration = Duration::from_millis(300);
 
 /// A core on a cluster, with a checker for each campaign.

@@ -129,14 +129,14 @@ async fn raise_total(core: &Core, total: u32) {
     until_status(SOON, &[200], async || core.patch("demo", json!({"limits": {"total": total}})).await).await;
 }
 
-/// What the callers have seen.
+/// The codes and claims that the callers have seen.
 #[derive(Default)]
 struct Winners {
     /// The codes shown to each claim's owner.
     shown: Mutex<BTreeMap<String, Vec<String>>>,
     /// The claim that each code was shown for.
     owners: Mutex<HashMap<String, String>>,
-    /// Claims whose return was asked for.
+    /// Claims whose return was requested.
     returned: Mutex<BTreeSet<String>>,
 }
 

@@ -24,7 +24,7 @@ use crate::tally::{Row, say};
 
 const FAILOVERS: usize = 3;
 const PERSISTED: Expect<'_> = Expect { promise: Promise::Persisted, differences: &[] };
-/// Time for which the primary acknowledges claims without its replica before it fails.
+/// Period in which the primary acknowledges claims without its replica before it fails.
 const WINDOW: Duration = Duration::from_millis(150);
 const USERS: u64 = 400;
 const LIMITS: Limits = Limits { total: Some(9000), per_user: Some(36), per_user_per_day: Some(36) };

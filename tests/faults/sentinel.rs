@@ -26,7 +26,7 @@ const PERSISTED: Expect<'_> = Expect { promise: Promise::Persisted, differences:
 /// More units than the demand, because a probe must not get "sold out".
 const ROOMY: Limits = Limits { total: Some(200_000), per_user: Some(2_000), per_user_per_day: Some(2_000) };
 const TIGHT: Limits = Limits { total: Some(200), per_user: Some(1), per_user_per_day: Some(1) };
-/// Time for which claims are made on each primary.
+/// Duration of the claims on each primary.
 const LOAD_TIME: Duration = Duration::from_millis(300);
 
 /// A core on a set of servers, and a checker.

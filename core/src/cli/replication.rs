@@ -23,7 +23,7 @@ pub struct ReplicationArgs {
 enum ReplicationCommand {
     /// Change how many replicas must have a claim before it is acknowledged
     Set {
-        /// How many; 0 waits for none, and a failover may lose acknowledged claims
+        /// Number of replicas; 0 waits for none, and a failover may lose acknowledged claims
         replicas: u32,
         #[command(flatten)]
         call: CallArgs,

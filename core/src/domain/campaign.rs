@@ -38,7 +38,7 @@ pub struct Campaign {
     pub zone: TimeZone,
     /// The limits on units that may be claimed.
     pub limits: Limits,
-    /// How long a hold lasts unless it is confirmed; `None` if claims are granted immediately.
+    /// TTL of a hold that is not confirmed; `None` if claims are granted immediately.
     pub hold_seconds: Option<NonZeroU32>,
     /// When claims by browsers need a pass; `None` if they never do.
     pub pass: Option<PassRule>,
@@ -77,7 +77,7 @@ pub struct AppliedRules {
     pub window: Window,
     /// The limits on units that may be claimed.
     pub limits: Limits,
-    /// How long a hold lasts unless it is confirmed; `None` if claims are granted immediately.
+    /// TTL of a hold that is not confirmed; `None` if claims are granted immediately.
     pub hold_seconds: Option<NonZeroU32>,
     /// When claims by browsers need a pass; `None` if they never do.
     pub pass: Option<PassRule>,

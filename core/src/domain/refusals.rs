@@ -6,7 +6,7 @@ use claimgate_shared::{CampaignId, Code, Problem};
 /// The reason of refusals whose code this version does not know.
 const OTHER_REASON: &str = "other";
 
-/// Who refused a claim.
+/// The program that refused a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RefusedBy {
     /// An edge, without core.
@@ -45,7 +45,7 @@ pub struct Report {
     pub reporter: String,
     /// Rises with each report of the reporter.
     pub number: u64,
-    /// Who refused the claims.
+    /// The program that refused the claims.
     pub by: RefusedBy,
     /// The counts.
     pub refusals: Vec<Refusal>,

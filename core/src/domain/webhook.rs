@@ -8,7 +8,7 @@ use claimgate_shared::{CampaignId, Claim, Timestamp};
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
-/// How long the previous secret also signs after a rotation.
+/// Period after a rotation in which the previous secret also signs.
 pub const OLD_SECRET_FOR: Duration = Duration::from_hours(24);
 /// Number of parked events that disables a webhook.
 pub const PARKED_MAX: u64 = 5;
@@ -104,7 +104,7 @@ impl WebhookEvent {
 pub struct WaitingEvent {
     /// The number of this event among the webhook's events.
     pub number: i64,
-    /// The id, claim and JSON body that are sent.
+    /// The id and JSON body that are sent, and the claim by which events are ordered.
     pub event: WebhookEvent,
     /// Whether the event is parked, and thus no longer retried.
     pub parked: bool,

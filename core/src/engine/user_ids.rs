@@ -19,11 +19,11 @@ use crate::domain::user_ids::{PinnedScheme, UserIdsDiffer};
 use crate::step;
 use crate::store::sql::{ChangedBy, SchemePinned, SchemeSet, SqlError, SqlStore};
 
-/// How long readiness reports a rejection.
+/// Period in which readiness reports a rejection.
 const NAMED_FOR: Duration = Duration::from_secs(60);
 /// The minimum time between two log lines about the same rejection.
 const LOG_EVERY: Duration = Duration::from_secs(10);
-/// How long an edge's scheme that cannot be pinned is rejected without reading SQL again.
+/// TTL of the cached rejection of an edge's scheme that cannot be pinned.
 const RETRY_PIN_AFTER: Duration = Duration::from_secs(1);
 /// The name of the edge in the audit.
 const EDGE: &str = "edge";

@@ -26,7 +26,7 @@ use super::lingering::Lingering;
 use super::state::AppState;
 use super::{INTERNAL_CONNECTIONS_MAX, accept, connection, descriptors, server};
 
-/// How often [`Threads::stop`] checks whether the threads have ended.
+/// Interval at which [`Threads::stop`] checks whether the threads have ended.
 const JOIN_POLL: Duration = Duration::from_millis(5);
 
 /// Threads that serve connections, until they are stopped.

@@ -14,7 +14,7 @@ use crate::store::sql::SqlError;
 
 /// The interval between heartbeats.
 const PERIOD: Duration = Duration::from_secs(1);
-/// The time after which an unanswered heartbeat is reported as a silent SQL. Longer than the limit of the store
+/// Timeout after which an unanswered heartbeat is reported as a silent SQL. Longer than the limit of the store
 /// (`HEARTBEAT_MAX`), which returns the cause; only a hanging disk of SQLite keeps the store from returning in time.
 const SILENT_AFTER: Duration = Duration::from_secs(3);
 /// Additional time for a heartbeat that was reported, until the next heartbeat is sent, so that heartbeats do not

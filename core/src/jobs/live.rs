@@ -10,7 +10,7 @@ use crate::engine::Engine;
 use crate::engine::live::cores::ThisCore;
 use crate::engine::live::snapshot::Observer;
 
-/// The time between two snapshots.
+/// Interval between two snapshots.
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// Publishes snapshots of `engine` as the core `this` until `stop` turns true.

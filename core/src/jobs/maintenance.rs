@@ -30,7 +30,7 @@ use crate::metrics;
 use crate::store::redis::RedisStoreError;
 use crate::store::redis::survey::CampaignSnapshot;
 
-/// The time between two surveys.
+/// Interval between two surveys.
 const TICK: Duration = Duration::from_millis(250);
 /// Number of campaigns read in each tick of a regular round: 32 campaigns a second, which is 160 reads.
 const PER_TICK: usize = 8;
@@ -42,7 +42,7 @@ const QUICK_TICKS_MAX: usize = 40;
 const TICKS_PER_SECOND: u64 = 4;
 /// Maximum number of urgent campaigns in one survey.
 const URGENT_MAX: usize = 1000;
-/// Time after which a campaign in the relay counts as stuck, because SQL is lagging.
+/// Minimum age of a campaign's work in the relay that counts as stuck, because SQL is lagging.
 const STUCK: Duration = Duration::from_secs(1);
 /// Age from which an outbox's oldest entry may have been read by a core that died.
 const ABANDONED_AGE: Duration = Duration::from_secs(5);

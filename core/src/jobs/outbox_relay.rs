@@ -59,7 +59,7 @@ const STAMPEDE_EVENTS: usize = 2048;
 const LAG_MAX: Duration = Duration::from_secs(5);
 /// The interval at which a waiting relay checks its condition again.
 const RECHECK: Duration = Duration::from_millis(5);
-/// How long a batch waits for another core to commit earlier entries.
+/// Timeout of a batch that waits for another core to commit earlier entries.
 const IN_ORDER_MAX: Duration = Duration::from_secs(1);
 /// The time limit for closing the connections to SQL.
 const CLOSE_MAX: Duration = Duration::from_secs(1);

@@ -34,7 +34,7 @@ const SQL_MAX: Duration = Duration::from_secs(5);
 const APPLY_MAX: Duration = Duration::from_secs(3);
 /// Number of campaigns whose rules are applied concurrently: in a cluster, one node may not respond.
 const APPLIES_MAX: usize = 8;
-/// Time after which a refresh applies no further rules.
+/// Time limit of a refresh, after which it applies no further rules.
 const APPLIES_TIME_MAX: Duration = Duration::from_millis(500);
 const PAGE: u32 = 1000;
 /// Number of campaigns read in each refresh regardless of change numbers, because older versions, and

@@ -11,9 +11,9 @@ use crate::engine::Engine;
 use crate::engine::demand::RefusalWriter;
 use crate::engine::live::cores::CoreRun;
 
-/// The time between two reports of this core.
+/// Interval between two reports of this core.
 const PERIOD: Duration = Duration::from_secs(1);
-/// The time between two removals of old rows.
+/// Interval between two removals of old rows.
 const REMOVE_PERIOD: Duration = Duration::from_mins(10);
 /// The time limit of the last report when core stops.
 const LAST_MAX: Duration = Duration::from_secs(1);
@@ -49,7 +49,7 @@ pub async fn write(engine: Arc<Engine>, run: CoreRun, mut stop: watch::Receiver<
     let _ = timeout(LAST_MAX, writer.write_own()).await;
 }
 
-/// What the task waits for.
+/// An event for which the task waits.
 #[derive(Debug, Clone, Copy)]
 enum Event {
     Received,

@@ -10,7 +10,7 @@ use crate::domain::replica_set::NotInSet;
 use crate::engine::Engine;
 use crate::metrics;
 
-/// The time between two polls of every primary.
+/// Interval between two polls of every primary.
 const POLL: Duration = Duration::from_millis(500);
 /// The minimum time between two polls if a barrier has requested the next poll.
 const PAUSE: Duration = Duration::from_millis(50);

@@ -37,7 +37,7 @@ const BACKLOG_MAX: u64 = 10_000;
 /// The minimum time between two empty reads of the feed. A read is empty if the feed has grown only by claims
 /// of other campaigns.
 const EMPTY_READ_PAUSE: Duration = Duration::from_millis(100);
-/// How long a webhook pauses after unreadable data.
+/// Pause of a webhook after unreadable data.
 const UNREADABLE: Duration = Duration::from_secs(60);
 /// The time limit for releasing all leases when core stops.
 const RELEASE_MAX: Duration = Duration::from_millis(500);
@@ -48,7 +48,7 @@ pub struct Webhooks {
     engine: Arc<Engine>,
     /// The holder of the leases. A second core with a copied data directory has a different run.
     run: CoreRun,
-    /// How long an event is retried before it is parked.
+    /// Retry period of an event, after which it is parked.
     retry: Duration,
 }
 

@@ -9,7 +9,7 @@ const SETTINGS_MS_MAX = 6000;
 const REDIRECT_URI = new URL("/sign-in/", location.origin).href;
 
 const query = new URLSearchParams(location.search);
-// What the first visit leaves for the second: { state, nonce, verifier, returnTo }. Belongs to this tab.
+// State that the first visit stores for the second: { state, nonce, verifier, returnTo }. Belongs to this tab.
 const attempt = load("sign-in", "sessionStorage");
 const isAnswer = query.has("state");
 const returnTo = ownUrl((isAnswer ? attempt?.returnTo : query.get("return_to")) ?? "/");

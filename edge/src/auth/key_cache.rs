@@ -9,17 +9,17 @@ use claimgate_shared::Timestamp;
 use super::key_set::KeySet;
 use crate::clock::age_ms;
 
-/// How long known keys are used while their source is away.
+/// Maximum age of known keys while their source is unavailable.
 const KEYS_TTL_MS: i64 = 24 * 3_600_000;
 /// A token with an unknown key causes a fetch only if the set is older.
 const UNKNOWN_KEY_MS: i64 = 30_000;
-/// Time until a set is refreshed, unless the source's `max-age` sets it.
+/// Refresh interval of a set, unless the source's `max-age` sets it.
 const REFRESH_MS: i64 = 10 * 60_000;
 const REFRESH_MS_MIN: i64 = 60_000;
 const REFRESH_MS_MAX: i64 = 60 * 60_000;
 const BACKOFF_MS: i64 = 1_000;
 const BACKOFF_MS_MAX: i64 = 30_000;
-/// Time after which a fetch counts as aborted: discovery takes two requests of 2 s.
+/// Age at which a fetch counts as aborted: discovery takes two requests of 2 s.
 const FETCH_MS_MAX: i64 = 4_500;
 
 thread_local! {

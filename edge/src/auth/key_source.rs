@@ -14,7 +14,7 @@ use super::key_url::KeyUrl;
 use crate::outbound;
 
 const BODY_BYTES_MAX: usize = 64 * 1024;
-/// How long Cloudflare's location caches a response, so that its isolates share one fetch.
+/// TTL of a response in the cache of Cloudflare's location, so that its isolates share one fetch.
 const LOCATION_TTL_S: u32 = 30;
 
 /// Where the key set is published.

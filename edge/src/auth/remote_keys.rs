@@ -18,7 +18,7 @@ use crate::background;
 use crate::clock;
 use crate::log::{self, KeyPurpose};
 
-/// How often a request checks for the result of a fetch.
+/// Interval at which a request checks for the result of a fetch.
 const POLL: Duration = Duration::from_millis(20);
 
 /// The key set of a source, kept fresh.

@@ -39,7 +39,7 @@ enum Kind {
     Turnstile(Turnstile),
 }
 
-/// Who solves a challenge, for which campaign.
+/// The user who solves a challenge, and the campaign.
 #[derive(Debug, Clone)]
 struct Solver {
     user: UserId,

@@ -44,7 +44,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// What the service says of a token. The texts are for the log.
+/// The service's result for a token. The texts are for the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// The user has solved the challenge.

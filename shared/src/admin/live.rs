@@ -162,7 +162,7 @@ pub struct LiveRefusal {
     pub code: String,
     /// Number of claims since each core started, including those that edges refused without core.
     pub count: u64,
-    /// How many of them edges refused without core.
+    /// Number of those claims that edges refused without core.
     pub at_edges: u64,
     /// Number of claims per second; `null` until known.
     pub per_s: Option<f64>,

@@ -28,7 +28,7 @@ pub struct AdminView {
     /// The view that all callers get.
     #[serde(flatten)]
     pub campaign: CampaignView,
-    /// How long a claim is held for confirmation, in seconds; `null` grants claims immediately.
+    /// TTL of a hold that is not confirmed, in seconds; `null` grants claims immediately.
     pub hold_seconds: Option<u32>,
     /// Whether claims can be decided; if false, the counters and `remaining` are `null`.
     pub ready: bool,

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{CampaignId, ClaimStatus, Timestamp};
 
-/// How a campaign's units were taken, and how many claims were refused, as far as SQL has it.
+/// A campaign's taken units and refused claims over time, as far as SQL has them.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct DemandReport {

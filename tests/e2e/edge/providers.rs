@@ -18,7 +18,7 @@ use super::tokens::{MEMBERS, SUBJECT};
 use support::issuer::{Issuer, unsigned};
 
 const DOCUMENT: &str = "docs/login.md";
-/// What the blocks have in place of a key.
+/// The placeholder for a key in the blocks.
 const PLACEHOLDER: &str = "SECRET";
 const USER_ID_KEY: &str = "AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyA";
 

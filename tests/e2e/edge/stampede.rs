@@ -16,7 +16,7 @@ const CONNECTIONS: usize = 64;
 const TOTAL: usize = 100;
 /// Minimum time between two snapshots of one campaign.
 const APART_MS_MIN: u128 = 300;
-/// Time for which the edge caches that a campaign does not exist.
+/// TTL in the edge's cache of a campaign that does not exist.
 const UNKNOWN_MS: u128 = 1_000;
 
 fn calls_to_core(world: &World, line: &str) -> usize {

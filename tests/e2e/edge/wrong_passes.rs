@@ -47,7 +47,7 @@ enum Keys {
     None,
 }
 
-/// What is wrong with a pass, the edge's keys, the reason, and the pass.
+/// A pass's defect, the edge's keys, the reason, and the pass.
 type Row = (&'static str, Keys, &'static str, String);
 
 fn header(kid: &str) -> Value {

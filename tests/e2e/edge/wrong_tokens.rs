@@ -34,7 +34,7 @@ enum By {
     Claims,
 }
 
-/// What is wrong with a token, the edge that must reject it, the reason, and the token.
+/// A token's defect, the edge that must reject it, the reason, and the token.
 type Row = (String, By, &'static str, String);
 
 /// The issuers whose keys are in the set, and the secret of [`By::Secret`].

@@ -31,7 +31,7 @@ const KILL_DELAYS_US: [u64; 3] = [500, 3_000, 20_000];
 /// Maximum number of rounds. After this many, some call always completes before the kill.
 const ROUNDS_MAX: usize = 40;
 
-/// Time for which SQL is locked: calls that need no SQL complete in this time, and all other calls are in
+/// Duration of SQL's lock: calls that need no SQL complete in this time, and all other calls are in
 /// progress.
 const HOLD_TIME: Duration = Duration::from_secs(1);
 

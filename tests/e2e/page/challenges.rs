@@ -17,7 +17,7 @@ const PASS: &str = "document.getElementById('pass').textContent";
 const HAS_PASS: &str =
     "document.getElementById('pass').textContent.startsWith('You have a pass, valid until ')";
 const STATE: &str = "document.getElementById('state').dataset.state";
-/// How many solutions the page has sent.
+/// Number of solutions that the page has sent.
 const PASSES: &str =
     "performance.getEntriesByType('resource').filter(({ name }) => /[/]pass$/.test(name)).length";
 const KEPT: &str =

@@ -53,7 +53,7 @@ struct Claim<'a> {
     row: Option<&'a SqlClaim>,
 }
 
-/// The time during which a claim has its units.
+/// The period in which a claim has its units.
 #[derive(Clone, Copy)]
 struct Span {
     from: Instant,

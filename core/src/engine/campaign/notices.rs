@@ -35,7 +35,7 @@ impl PendingCampaigns {
     }
 }
 
-/// How long after a decision Redis still counts as busy.
+/// Period after a decision in which Redis still counts as busy.
 const BUSY_MS: u64 = 20;
 
 /// The time of the last decision of Redis for this core, on any campaign.

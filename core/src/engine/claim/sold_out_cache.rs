@@ -26,7 +26,7 @@ const STALE_MAX: Duration = Duration::from_millis(100);
 const POLL: Duration = Duration::from_millis(25);
 /// Polling stops after this time without a denial.
 const IDLE_MAX: Duration = Duration::from_secs(1);
-/// How long user names are kept after polling has stopped. A million names take 19 MB.
+/// Retention of user names after polling has stopped. A million names take 19 MB.
 const NAMES_KEPT: Duration = Duration::from_secs(60);
 /// Number of user names that Redis can return for the cost of one denial. The names are read once Redis'
 /// denials have cost as much as reading them.

@@ -14,7 +14,7 @@ use crate::store::sql::{ClaimTotals, RefusalTotals, SqlStore, Step};
 const SLICES_MAX: i64 = 240;
 /// Maximum number of steps in a list of all steps.
 const STEPS_MAX: i64 = 200_000;
-/// How many seconds around the busiest one have their own timeline: this many before it, and the rest after it.
+/// Number of seconds before the busiest second in its own timeline; the rest of that timeline is after it.
 const BEFORE_PEAK_S: i64 = 60;
 /// Lengths of slices and steps, in seconds. A day is the longest, so that they begin at midnight UTC.
 const LENGTHS_S: [i64; 14] = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1_800, 3_600, 21_600, 86_400];

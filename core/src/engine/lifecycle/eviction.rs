@@ -11,7 +11,7 @@ use crate::domain::campaign::{Campaign, Evicted};
 use crate::engine::campaign::handle::CampaignHandle;
 use crate::engine::error::RecoveryError;
 
-/// How long the clocks must have been steady before an eviction, unless `archive_after` is shorter.
+/// Minimum period of steady clocks before an eviction, unless `archive_after` is shorter.
 const STEADY_MIN: Duration = Duration::from_secs(3600);
 /// Maximum number of campaigns whose keys are removed in one call.
 const DROPS_MAX: u32 = 100;

@@ -24,7 +24,7 @@ use crate::store::sql::Totals;
 const GAPS_MAX: u32 = 100;
 /// Age in milliseconds above which an outbox entry is late.
 const LAG_MS_MAX: i64 = 10_000;
-/// Time after which a due hold counts as stranded, in milliseconds.
+/// Minimum delay of a stranded hold after its expiry, in milliseconds.
 const STRANDED_MS: i64 = 5_000;
 
 /// Compares Redis and SQL, and repairs differences.

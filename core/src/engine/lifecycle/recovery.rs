@@ -43,7 +43,7 @@ pub(super) const LEASE: Duration = Duration::from_secs(5);
 const LOADS_MAX: usize = 4;
 /// Maximum number of missing claims that one transaction writes to SQL.
 const RESCUE_PAGE: usize = 1000;
-/// How long a caller waits for another core to load a campaign.
+/// Timeout of a caller that waits for another core to load a campaign.
 const READY_WAIT: Duration = Duration::from_secs(1);
 const READY_POLL: Duration = Duration::from_millis(10);
 
@@ -54,7 +54,7 @@ pub struct Recovery {
     pub stores: Arc<Stores>,
     /// The campaigns in this core's memory.
     pub registry: Arc<CampaignRegistry>,
-    /// How long a campaign stays in Redis after its end.
+    /// Retention of a campaign in Redis after its end.
     pub archive_after: Duration,
     pub(super) clocks: Clocks,
     /// Permits for loads, each of which reads all of a campaign's claims.

@@ -11,7 +11,7 @@ use crate::engine::demand::Refusals;
 use crate::metrics;
 use crate::store::sql::CoreRow;
 
-/// Time after which a core that has not written its row is shown as silent.
+/// Age of a core's row from which the core is shown as silent.
 const SILENT: Duration = Duration::from_secs(5);
 /// Marks a result that edges decided without core. It is in no result's name.
 const AT_EDGES: &str = "edge:";

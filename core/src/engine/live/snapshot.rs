@@ -24,9 +24,9 @@ use crate::engine::stores::Stores;
 use crate::store::redis::nodes::NodeState;
 use crate::store::sql::{CoreRow, SqlStore};
 
-/// How long a snapshot waits for Redis: longer than it takes to detect a silent server.
+/// Timeout of a snapshot's reads from Redis: longer than it takes to detect a silent server.
 const REDIS_MAX: Duration = Duration::from_millis(2_500);
-/// How long a snapshot waits for SQL.
+/// Timeout of a snapshot's reads from SQL.
 const SQL_MAX: Duration = Duration::from_millis(1_000);
 /// Number of recent changes in a snapshot.
 const CHANGES: u32 = 8;

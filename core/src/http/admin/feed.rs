@@ -79,7 +79,7 @@ struct ChangesQuery {
     /// The maximum number of items on a page.
     #[param(minimum = 1, maximum = 1000, default = 100)]
     limit: Option<u32>,
-    /// How long to wait for a change, in seconds.
+    /// Timeout of the wait for a change, in seconds.
     #[param(minimum = 0, maximum = 30, default = 0)]
     wait_s: Option<u32>,
     /// With the codes of the claims that have them by now. Needs the role admin, and is recorded in the audit.

@@ -35,7 +35,7 @@ const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
 /// Uptime after which a start counts as successful and resets the backoff.
 const HEALTHY_UPTIME: Duration = Duration::from_secs(10);
-/// Time after which a Redis server that does not stop is killed. No data is lost, since every write is
+/// Timeout after which a Redis server that does not stop is killed. No data is lost, since every write is
 /// synced.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 /// Exit status of a Redis server that rejects its files or settings at startup.

@@ -27,7 +27,7 @@ const WAIT_MAX: Duration = Duration::from_millis(900);
 const ROUND_TIMEOUT: Duration = Duration::from_millis(100);
 /// Pause between a failed round and the next one.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
-/// How long a check waits for replicas; a slower replica counts as lagging.
+/// Timeout of a check of the replicas; a slower replica counts as lagging.
 const CHECK_TIMEOUT: Duration = Duration::from_millis(500);
 /// Timeout for reading the role of a disconnected member.
 const ROLE_TIMEOUT: Duration = Duration::from_millis(300);

@@ -37,11 +37,11 @@ const INDEXES: &str = "SELECT CAST(tables.relname AS TEXT), CAST(indexes.relname
     AND EXISTS (SELECT FROM unnest(indcollation) AS used WHERE used NOT IN (0, 'pg_catalog.\"C\"'::regcollation)) \
     ORDER BY array_position({tables}, tables.relname), indexes.relname";
 
-/// How long building or dropping an index waits for each older transaction.
+/// Timeout of building or dropping an index for each older transaction.
 const BUILD_WAIT: &str = "10s";
-/// How long the conversion waits for the locks of all tables. Other calls wait behind it.
+/// Timeout of the conversion's wait for the locks of all tables. Other calls wait behind it.
 const LOCK_WAIT: &str = "1s";
-/// How long the conversion tries to get these locks. An export of the database may hold one for hours.
+/// Retry period of the conversion for these locks. An export of the database may hold one for hours.
 const ATTEMPTS_MAX: Duration = Duration::from_mins(1);
 /// The pause before the next attempt.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -174,7 +174,7 @@ struct Index {
     name: String,
     /// The key with the collation C.
     definition: String,
-    /// What `ALTER TABLE` needs, separated by commas.
+    /// The arguments of `ALTER TABLE`, separated by commas.
     altered: String,
     /// `p` for the index of a primary key, `u` for that of a unique constraint.
     constraint: Option<String>,

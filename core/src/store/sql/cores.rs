@@ -10,7 +10,7 @@ use sqlx::Row as _;
 use super::numbers::unreadable;
 use super::{SqlError, SqlStore};
 
-/// How long a core is listed after its last heartbeat.
+/// Retention of a core's row after its last heartbeat.
 const LISTED: Duration = Duration::from_hours(1);
 
 /// A core, as described by its own heartbeat.

@@ -15,7 +15,7 @@ pub(super) const HEARTBEAT_MAX: Duration = Duration::from_millis(2500);
 /// The maximum age of the connection. Opening a new connection detects a server that no longer accepts
 /// connections.
 const MAX_AGE: Duration = Duration::from_secs(3);
-/// How long a server with no free connection may take to release a connection that was just closed.
+/// Time limit for a server with no free connection to release a connection that was just closed.
 const RELEASE_DELAY: Duration = Duration::from_millis(200);
 
 /// The connection for heartbeats, opened on first use.

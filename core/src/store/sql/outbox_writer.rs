@@ -347,7 +347,7 @@ struct Locked {
     stock: Option<CodeStock>,
 }
 
-/// What [`statements::FIRST_CODES`] returns for a claim without code numbers.
+/// The value that [`statements::FIRST_CODES`] returns for a claim without code numbers.
 const NEEDS_NUMBERS: i64 = 0;
 
 impl Locked {
@@ -411,7 +411,7 @@ struct Row<'a> {
     cumulative_taken: Option<u64>,
     /// The claim's first code number; `None` without codes, or if the claim has none.
     first_code: Option<u64>,
-    /// Whether SQL had the claim with its code number before.
+    /// Whether SQL had the claim with its code numbers before.
     was_numbered: bool,
 }
 

@@ -11,10 +11,10 @@ use super::numbers::{to_i64, unsigned};
 use super::{BULK_MAX, SqlError, SqlStore};
 use crate::domain::refusals::{Refusal, Report};
 
-/// How long a report's number is kept. Core accepts only refusals that are younger, so a report that is sent again is
+/// Retention of a report's number. Core accepts only refusals that are younger, so a report that is sent again is
 /// either recognized or too old.
 const REPORTS_KEPT: Duration = Duration::from_hours(1);
-/// How long refusals are kept.
+/// Retention of refusals.
 pub(crate) const REFUSALS_KEPT: Duration = Duration::from_hours(24 * 90);
 
 /// The ids that name a campaign.

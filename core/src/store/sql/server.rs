@@ -18,13 +18,13 @@ use crate::domain::store_fault::{FaultKind, StoreFault};
 
 /// The time limit for opening a connection. A caller's own limit may be shorter.
 pub(super) const CONNECT_MAX: Duration = Duration::from_secs(5);
-/// Time after a failed attempt to connect during which further attempts fail immediately. Each attempt would
+/// Period after a failed attempt to connect in which further attempts fail immediately. Each attempt would
 /// cost the server a process, even if it has no free connection.
 const CONNECT_PAUSE: Duration = Duration::from_millis(100);
 /// The minimum time left for an attempt to connect. With less time, a failure would say nothing about the
 /// server.
 const CONNECT_MIN: Duration = Duration::from_millis(250);
-/// How long SQL counts as down after it refused a statement. The relay retries at shorter intervals.
+/// Period in which SQL counts as down after it refused a statement. The relay retries at shorter intervals.
 const FAULT_LASTS: Duration = Duration::from_secs(3);
 
 /// The idle connections of one pool.

@@ -79,7 +79,7 @@ fn hash(text: &str) -> String {
     redis::Script::new(text).get_hash().to_owned()
 }
 
-/// How often a call loads its script, which may be deleted again before it runs.
+/// Maximum number of times that a call loads its script, which may be deleted again before it runs.
 const LOADS_MAX: usize = 5;
 
 /// A call of a script.

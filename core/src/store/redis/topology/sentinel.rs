@@ -19,7 +19,7 @@ use crate::redis_address::{SentinelAddress, same_scheme};
 
 /// Timeout for one sentinel.
 pub(super) const QUERY_TIMEOUT: Duration = Duration::from_millis(300);
-/// How long the search continues while no named server is a primary: a failover may be in progress.
+/// Time limit of the search while no named server is a primary: a failover may be in progress.
 const FIND_MAX: Duration = Duration::from_millis(500);
 const FIND_PAUSE: Duration = Duration::from_millis(50);
 

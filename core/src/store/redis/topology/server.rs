@@ -24,7 +24,7 @@ use crate::store::redis::barrier::Barrier;
 
 /// Timeout of a call to Redis; the edge's timeout for core is 2 s.
 pub(in crate::store::redis) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Time after a failed connection attempt during which calls fail immediately, without another attempt.
+/// Period after a failed connection attempt in which calls fail immediately, without another attempt.
 const CONNECT_PAUSE: Duration = Duration::from_millis(50);
 
 /// The means of finding a server.
