@@ -68,7 +68,7 @@ export interface Claim {
 	codes?: string[] | null;
 }
 
-/** Units that each limit leaves the user; `null` is unlimited. The smallest number is the most that the user can claim in one call. */
+/** Units that each limit leaves the user; `null` is unlimited. The smallest number is the maximum for one call. */
 export interface Allowance {
 	per_claim: number | null;
 	per_user_per_day: number | null;

@@ -4,8 +4,8 @@
 -- KEYS  as in prelude.lua
 -- ARGV  1-2 as in prelude.lua, 3 maximum of the backlog (events), 4 the claims, concatenated:
 --       user (length 1), digest 16, quantity 4
---       5 the passes shown with the claims, 4 bytes each: 0 none, otherwise the most units that the user may take with it,
---       2^32-1 for no such limit
+--       5 the passes shown with the claims, 4 bytes each: 0 none, otherwise the maximum number of units that the user may
+--       take with it, 2^32-1 for no such limit
 --       6 the call's traceparent, only if it is traced
 --
 -- Replies

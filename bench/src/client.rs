@@ -34,7 +34,7 @@ const EVENTS_MAX: usize = 256;
 const RETRIES_MAX: u64 = 10_000;
 /// Upper bound of the histogram, which has three significant digits.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
-/// Number of campaigns that requests use in turn.
+/// Number of campaigns that requests use round-robin.
 pub const TURNS: u64 = 1_000;
 /// Digits of a turn's number.
 const TURN_DIGITS: usize = 3;
@@ -59,7 +59,7 @@ pub struct Load {
 pub struct Template {
     bytes: Vec<u8>,
     slots: Vec<Slot>,
-    /// User tokens of the same length, used in turn.
+    /// User tokens of the same length, used round-robin.
     tokens: Arc<[String]>,
 }
 
@@ -232,7 +232,7 @@ pub async fn run(load: Load) -> anyhow::Result<Tally> {
     tokio::task::spawn_blocking(move || Client::connect(&load)?.run(load.pace)).await?
 }
 
-/// Runs `loads` in turn, each for its pace's duration, `turns` times, on persistent connections. On a shared
+/// Runs `loads` alternately, each for its pace's duration, `turns` times, on persistent connections. On a shared
 /// machine the speed drifts, and short turns let it drift equally for all. The first turns are only warm-up.
 pub async fn alternate<const N: usize>(loads: [Load; N], turns: u32) -> anyhow::Result<[Tally; N]> {
     tokio::task::spawn_blocking(move || {

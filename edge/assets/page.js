@@ -281,7 +281,7 @@ function leftToUser() {
 
 const passRequired = () => ({ kind: "denied", code: "pass_required", problem: { until_at: view.pass?.until }, at: now() });
 
-// Returns the denial that the user's next claim would get for want of a pass or from the user's limits, if any.
+// Returns the denial that the user's next claim would get because of a missing pass or the user's limits, if any.
 function nextDenial() {
 	if (passes?.state === "missing") return passRequired();
 	if (leftToUser() !== 0) return null;

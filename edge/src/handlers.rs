@@ -204,7 +204,7 @@ impl Handler<'_> {
         Ok(shown)
     }
 
-    /// Sends `claim` to core, and updates the cache from the response. A refusal for want of a pass says why the pass
+    /// Sends `claim` to core, and updates the cache from the response. A `pass_required` refusal says why the pass
     /// that was sent is invalid.
     async fn forward(
         &self,

@@ -27,7 +27,7 @@ const SECOND_TRY_EVERY: usize = 10;
 pub enum Quantities {
     /// One.
     One,
-    /// One, two and three in turn.
+    /// One, two, three, and then one again.
     OneToThree,
 }
 

@@ -100,7 +100,7 @@ pub struct ShownPass {
 }
 
 impl ShownPass {
-    /// A pass to which only the campaign's limits apply. The token of a back end or an admin counts as one.
+    /// A pass to which only the campaign's limits apply. The token of a back end or an admin serves as a pass.
     pub const UNLIMITED: Self = Self { units: None };
     const SHOWN: &str = "shown";
 

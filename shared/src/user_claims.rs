@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Claim, Timestamp};
 
-/// Units that each limit of a campaign leaves one user; `None` is unlimited. The smallest number is the most
-/// that the user can claim in one call.
+/// Units that each limit of a campaign leaves one user; `None` is unlimited. The smallest number is the
+/// maximum for one call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Allowance {

@@ -617,7 +617,7 @@ async fn many_failing_events_do_not_delay_other_events() {
     let found = until(&core, &id, |webhook| webhook["delivered"] == 5).await;
     assert_eq!(found["enabled"], true, "{found}");
     until(&core, &id, |webhook| webhook["waiting"] == NEVER).await;
-    // Failing events are also retried, in turn with new ones.
+    // Failing events are also retried, alternating with new events.
     eventually(SOON, || async {
         let all = receiver.received();
         let again =

@@ -162,7 +162,7 @@ async fn idle_campaigns_cost_little_and_their_faults_are_found() {
 /// Deletes keys between claims: core finds the campaign and reloads it from SQL.
 async fn deleted_keys_are_found(redis: &RedisView, live: u64) {
     redis.query::<()>(&["DEL", &key("live2", "users")]).await;
-    // Core checks 32 campaigns a second, in turn.
+    // Core checks 32 campaigns per second, round-robin.
     let round = Duration::from_secs(live / 32);
     eventually(round + promised(FOUND_MAX), || async {
         sleep(Duration::from_millis(200)).await;

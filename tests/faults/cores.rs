@@ -16,7 +16,7 @@ use support::{Core, CoreOptions, RedisView, SOON, eventually, heavy};
 use crate::fixture::{Fixture, ROOMY};
 use crate::tally::Row;
 
-/// Sends claims of `users`, each with `keys` keys, to both cores in turn.
+/// Sends claims of `users`, each with `keys` keys, to both cores alternately.
 async fn over_both(checker: &Checker, fixture: &Fixture, users: usize, keys: usize, at_once: usize) {
     let urls = [&fixture.core, fixture.other()].map(|core| core.url("/internal/v1/claims"));
     let turn = std::sync::atomic::AtomicUsize::new(0);

@@ -28,7 +28,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// PostgreSQL's lock timeout for core's transactions, in seconds.
 const LOCK_TIMEOUT_S: u32 = 10;
 
-/// The cores to which the calls of a storm go in turn.
+/// The cores to which the calls of a storm go alternately.
 #[derive(Default)]
 struct Storm {
     cores: Mutex<Vec<(String, CoreAddress)>>,

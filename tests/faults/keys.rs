@@ -108,7 +108,7 @@ async fn no_limit_is_exceeded_after_a_flushall_before_the_relay() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_single_deleted_key_reopens_a_sold_out_campaign() {
-    let row = Row::begin("keys lost: each key in turn");
+    let row = Row::begin("keys lost: one key after the other");
     let fixture = Fixture::external().await;
     let checker = Checker::create(&fixture.core, "demo", TIGHT).await;
     let redis = fixture.redis().await;

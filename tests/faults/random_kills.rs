@@ -39,7 +39,7 @@ impl Addresses {
         Self { listeners: Mutex::new(cores.map(listeners).collect()), turn: AtomicUsize::new(0) }
     }
 
-    /// Returns the URL of `path` at each core in turn.
+    /// Returns the URL of `path` at the cores, alternately.
     pub fn url(&self, path: &str) -> String {
         let listeners = self.listeners.lock().unwrap();
         let at = self.turn.fetch_add(1, Ordering::Relaxed) % listeners.len();

@@ -1,4 +1,4 @@
-//! Two cores restarted in turn under load, and replaced by a newer version. Every claim sent through the
+//! Two cores restarted one after the other under load, and replaced by a newer version. Every claim sent through the
 //! edge, or through a balancer that respects `/readyz`, is decided.
 
 use std::path::PathBuf;
@@ -144,7 +144,7 @@ impl Load {
     }
 }
 
-/// Stops and restarts each core in turn.
+/// Stops and restarts one core after the other.
 async fn restart_in_turn(cores: &mut [Core; 2], load: &Load, row: &Row) {
     for _ in 0..ROUNDS {
         for core in &mut *cores {
@@ -176,7 +176,7 @@ async fn judge(pair: &Pair, checker: &Checker) -> Verdict {
 
 /// Restarts the cores without a pause: the edge calls the other core.
 async fn behind_an_edge(runtime: Runtime) {
-    let row = Row::begin(format!("two cores restarted in turn behind one edge ({runtime:?})"));
+    let row = Row::begin(format!("two cores restarted one by one behind one edge ({runtime:?})"));
     let _turn = heavy().await;
     let Some(mut pair) = row.needs(Pair::start(CoreOptions::default()).await) else { return };
     let edge = pair.edge(runtime, "rolling").await;
@@ -237,7 +237,7 @@ impl Balancer {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn claims_continue_in_a_rolling_restart_behind_a_balancer() {
-    let row = Row::begin("two cores restarted in turn behind a balancer that respects /readyz");
+    let row = Row::begin("two cores restarted one by one behind a balancer that respects /readyz");
     let _turn = heavy().await;
     let options = CoreOptions::default().with("CLAIMGATE_DRAIN_S", DRAIN_S);
     let Some(mut pair) = row.needs(Pair::start(options).await) else { return };
@@ -266,7 +266,7 @@ async fn claims_continue_in_a_rolling_upgrade_from_the_last_version() {
     let Some(previous) = std::env::var_os("CLAIMGATE_PREVIOUS_BIN").map(PathBuf::from) else {
         return say("NOT RUN cores of the previous version beside this one: use `tests/previous.sh`");
     };
-    let row = Row::begin("cores of the previous version replaced in turn behind one edge");
+    let row = Row::begin("cores of the previous version replaced one by one behind one edge");
     let _turn = heavy().await;
     let Some(mut pair) = row.needs(Pair::start(CoreOptions::default().program(previous)).await) else {
         return;

@@ -10,7 +10,7 @@ use super::initial_state::InitialState;
 use super::node::TestCore;
 use super::play::{NAMES, ScheduleRun};
 
-/// Maximum number of rounds in which the cores in turn read the campaigns from SQL, maintain this one and
+/// Maximum number of rounds in which the cores alternately read the campaigns from SQL, maintain this one and
 /// relay.
 const ROUNDS_MAX: usize = 12;
 /// Maximum number of claims by new users to use up a campaign; no campaign here has more units.
@@ -192,7 +192,7 @@ async fn units_are_added_once(play: &ScheduleRun<'_>, nodes: &[TestCore; 2], row
     Ok(now)
 }
 
-/// Checks that new callers, at both cores in turn, are granted claims until no units are left, or that both
+/// Checks that new callers, at both cores alternately, are granted claims until no units are left, or that both
 /// cores deny them by the same rule.
 async fn new_callers_are_answered_by_the_rules(
     play: &ScheduleRun<'_>,

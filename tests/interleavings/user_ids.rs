@@ -46,7 +46,7 @@ impl Change {
     }
 }
 
-/// Plays `slow`, stopped before each of its steps in turn, while `other` runs to its end.
+/// Plays `slow`, once for each of its steps, stopped before that step, while `other` runs to its end.
 async fn only_one_succeeds(database: Database, slow: Change, other: Change) {
     let world = World::start(database).await;
     let mut won = [0, 0];

@@ -340,7 +340,7 @@ fn patch(rng: &mut Rng, now: i64, rules: &Rules) -> Rules {
     changed
 }
 
-/// Pauses and resumes in turn; rarely ends the campaign.
+/// Pauses and resumes alternately; rarely ends the campaign.
 fn admin_state(rng: &mut Rng, rules: &Rules) -> Rules {
     let admin_state = match rules.admin_state {
         AdminState::Ended => AdminState::Ended,

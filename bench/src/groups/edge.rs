@@ -1,5 +1,5 @@
 //! The Worker in plain workerd: the cost of an early rejection and of a forwarded claim, compared with a bare
-//! Worker that says hello or forwards the request unchanged. All run in one process, in turn.
+//! Worker that says hello or forwards the request unchanged. All run in one process, one after the other.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -125,7 +125,7 @@ fn token(core: &Core) -> anyhow::Result<String> {
     Ok(tokens.mint(&USER.parse()?, clock::now(), 3_600)?)
 }
 
-/// Measures hello and the two rejections in turn, with the same request, so that only the Workers differ.
+/// Measures hello and the two rejections alternately, with the same request, so that only the Workers differ.
 async fn measure_rejections(session: &mut Session, fixture: &Fixture, round: u32) -> anyhow::Result<()> {
     let seed = session.seed();
     let load = |address, path: &str| Load {

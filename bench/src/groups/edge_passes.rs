@@ -1,4 +1,5 @@
-//! The edge's cost of passes: forwarded claims with and without a pass, and first tries rejected for want of one.
+//! The edge's cost of passes: forwarded claims with and without a pass, and first tries rejected because they have no
+//! pass.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +25,7 @@ use crate::workers::Workers;
 
 pub const GROUP: Group = Group {
     name: "edge-passes",
-    about: "claims with passes through the Worker in workerd, and rejections for want of one",
+    about: "claims with passes through the Worker in workerd, and `pass_required` rejections",
     figures: &[SECRET_RATIO, REJECTED_RATIO, EC_RATIO, CPU],
     parts: &[Cost::of(3.0, 1.0, 1.6)],
     run: |session| Box::pin(run(session)),
@@ -121,7 +122,7 @@ async fn measure_claims(session: &mut Session, loads: &Loads<3>, round: u32) -> 
     Ok(spent)
 }
 
-/// Measures the two rejections in turn, at one Worker.
+/// Measures the two rejections alternately, at one Worker.
 async fn measure_rejections(
     session: &mut Session,
     workers: &Workers,

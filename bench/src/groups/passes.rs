@@ -1,5 +1,5 @@
 //! The pass rule's cost in Redis: batches of claims by the present script and by the script of layout 6, which has no such
-//! rule, in turn in one Redis; and denials for want of a pass beside other denials.
+//! rule, alternating in one Redis; and `pass_required` denials beside other denials.
 
 use anyhow::ensure;
 use redis::Value;
@@ -14,7 +14,7 @@ use crate::session::Session;
 
 pub const GROUP: Group = Group {
     name: "passes",
-    about: "Redis' CPU time per claim with and without the pass rule, and per denial for want of a pass",
+    about: "Redis' CPU time per claim with and without the pass rule, and per `pass_required` denial",
     figures: &[WITH_RULE, DENIAL, CLAIM],
     parts: &[Cost::of(0.5, 5.0, 0.0)],
     run: |session| Box::pin(run(session)),

@@ -1,4 +1,4 @@
-//! Claims over HTTP from 1,000 campaigns in turn: claimgate compared with the simplest server.
+//! Claims over HTTP from 1,000 campaigns, round-robin: claimgate compared with the simplest server.
 
 use super::Group;
 use super::http::length;

@@ -1,5 +1,6 @@
-//! The edge's cost of users' tokens: forwarded claims with each algorithm, in turn. For each algorithm, one process of
-//! workerd runs the Worker, so that no algorithm pays for collecting another's garbage.
+//! The edge's cost of users' tokens: forwarded claims with each algorithm, alternately. For each
+//! algorithm, one process of workerd runs the Worker, so that no algorithm pays for collecting another's
+//! garbage.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,7 +41,7 @@ const CPU: [&Definition; 4] = [
     &Definition::info("edge's CPU per claim, RS256", Unit::CpuMicroseconds),
 ];
 
-/// Users whose tokens are used in turn.
+/// Users whose tokens are used round-robin.
 pub const USERS: usize = 2_000;
 pub const TOKEN_S: i64 = 3_600;
 /// Length of one load's turn, long compared with the hundredths of a second in which the kernel counts CPU time.

@@ -207,7 +207,7 @@ pub struct ClaimCall {
     pub caller: Caller,
     /// Whether the caller marked this as the first try.
     pub attempt: Attempt,
-    /// The pass that came with it; the token of a back end or an admin counts as one.
+    /// The pass that came with it; the token of a back end or an admin serves as a pass.
     pub pass: Option<ShownPass>,
     /// The claim.
     pub request: ClaimRequest,

@@ -17,8 +17,8 @@ const ATTEMPT_MS_MAX: i64 = 1_600;
 const ATTEMPT_MS_MIN: i64 = 100;
 
 impl CoreClient<'_> {
-    /// Sends `request` to the cores in turn, ending with the first core again, until a core responds and can
-    /// decide, within 2 s in total. A problem returned by core is `Ok`.
+    /// Sends `request` to the cores one after the other, ending with the first core again, until a core
+    /// responds and can decide, within 2 s in total. A problem returned by core is `Ok`.
     ///
     /// A retry is safe: all cores find a decided claim by its key. It covers a lost response, which may have
     /// been a grant, and a core that is restarting. A slow core is not retried early, since more requests

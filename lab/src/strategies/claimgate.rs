@@ -37,7 +37,7 @@ pub const STRATEGY: Strategy = Strategy::of::<Claimgate>(
 const RELAY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Poll interval of the outbox.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// Maximum units per user, the most that one attempt requests.
+/// Maximum units per user, which is also the largest quantity of an attempt.
 const USER_MAX: u32 = 3;
 
 pub struct Claimgate {

@@ -1,9 +1,10 @@
 //! Per-user count, then insert: counts the user's purchases. If there are none, takes the stock with a
 //! conditional update and inserts a purchase.
 //!
-//! Keeps the total but not the limit per user. Two tries of one user both count zero purchases, wait in turn
-//! for the stock's row, and both insert. Counting within the transaction only makes this rarer: neither sees
-//! the other's row before its commit. A unique key (10) or a lock solves this. Cost: 5 round trips per grant.
+//! Keeps the total but not the limit per user. Two tries of one user both count zero purchases, wait one
+//! after the other for the stock's row, and both insert. Counting within the transaction only makes this
+//! rarer: neither sees the other's row before its commit. A unique key (10) or a lock solves this. Cost: 5
+//! round trips per grant.
 
 use crate::error::Result;
 use crate::manager::{Attempt, Expectation, PerUser, ReduceResult, StockManager, Strategy};

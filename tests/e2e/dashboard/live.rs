@@ -201,7 +201,7 @@ async fn all_watchers_share_one_snapshot_a_second() {
         reported.push(times);
     }
     let all: BTreeSet<_> = reported.iter().flatten().collect();
-    // The streams are read in turn, so each may start a second after the previous one.
+    // The streams are read one after the other, so each may start a second after the previous one.
     assert!(all.len() <= 4 + 5, "{reported:#?}");
     let times: Vec<_> = all.iter().map(|at| times::ms(at)).collect();
     // Check the average: on a busy machine one snapshot may be late and the next on time.

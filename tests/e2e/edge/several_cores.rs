@@ -49,7 +49,7 @@ pub fn is_granted(reply: &Reply) -> bool {
     !is_undecided
 }
 
-/// Makes [`CLAIMS`] claims in turn and checks that all but [`DELAYED_MAX`] are granted within `limit`.
+/// Makes [`CLAIMS`] claims one after the other and checks that all but [`DELAYED_MAX`] are granted within `limit`.
 async fn assert_claims_granted(edge: &PairEdge, users: &str, limit: Duration) {
     let mut held_up = Vec::new();
     for n in 0..CLAIMS {

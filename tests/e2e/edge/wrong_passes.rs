@@ -1,4 +1,4 @@
-//! Wrong passes: each counts as none, with its reason in the refusal and in the log, and none is logged itself.
+//! Wrong passes: each is ignored, with its reason in the refusal and in the log, and none is logged itself.
 
 use std::collections::BTreeSet;
 

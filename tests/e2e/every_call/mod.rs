@@ -24,7 +24,7 @@ use crate::openapi::{calls, document};
 pub mod place;
 pub mod table;
 
-/// Maximum delays before core is killed in microseconds, used in turn: from no call answered to all calls
+/// Maximum delays before core is killed in microseconds, used one after the other: from no call answered to all calls
 /// answered.
 const KILL_DELAYS_US: [u64; 3] = [500, 3_000, 20_000];
 

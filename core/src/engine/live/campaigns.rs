@@ -1,7 +1,7 @@
 //! Samples campaigns for live snapshots. The number of samples a second is bounded, regardless of the number
 //! of campaigns.
 //!
-//! Active campaigns are sampled every second, all other campaigns in turn. Up to [`SAMPLES_MAX`] campaigns
+//! Active campaigns are sampled every second, all other campaigns round-robin. Up to [`SAMPLES_MAX`] campaigns
 //! are all sampled every second. With 10,000 campaigns, an idle one is sampled within 50 s; once claims are
 //! made on it, it is sampled every second.
 

@@ -1,7 +1,7 @@
 //! A server and the generations of the connections to it.
 //!
 //! Connections known to lead to the same run of the same server share a generation. The generation ends when
-//! one of its connections breaks, or another server becomes the primary. Several generations in turn may lead to the
+//! one of its connections breaks, or another server becomes the primary. Consecutive generations may lead to the
 //! same run, since services close idle connections.
 
 use std::io;
