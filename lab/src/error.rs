@@ -18,7 +18,7 @@ pub enum StockError {
     /// The lock was lost before the write, which the fencing token prevented.
     #[error("the lock was lost, and the write was rejected")]
     LockLost,
-    /// The stock was not initialised.
+    /// The stock was not initialized.
     #[error("there is no such stock")]
     Missing,
     /// Two values that must agree do not.

@@ -60,7 +60,7 @@ async fn every_strategy_shows_its_known_behaviour() {
     tokio::join!(queue(0), queue(1), queue(2), queue(3));
 }
 
-/// Runs the same steps for every strategy: initialise, take, return and read, one caller at a time.
+/// Runs the same steps for every strategy: initialize, take, return and read, one caller at a time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_strategy_takes_and_returns_units() {
     let servers = Servers::start().await.unwrap();

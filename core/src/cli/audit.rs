@@ -19,7 +19,7 @@ pub struct AuditArgs {
 }
 
 impl AuditArgs {
-    /// Runs the command.
+    /// Prints the audit.
     pub async fn run(self) -> Result<(), CallError> {
         let core = Core::new(&self.call)?.about(self.campaign.as_ref());
         let changes = core.call(core.admin.audit(self.campaign.as_ref())).await?.json;

@@ -267,7 +267,7 @@ impl std::str::FromStr for EndArg {
 }
 
 impl CampaignCommand {
-    /// Runs the command.
+    /// Runs the subcommand.
     pub async fn run(self) -> Result<(), CallError> {
         match self {
             Self::Create(args) => args.run().await,

@@ -45,7 +45,7 @@ pub struct ChangesArgs {
 }
 
 impl ChangesArgs {
-    /// Runs the command.
+    /// Prints changed claims as lines of JSON; with `--follow`, without end.
     pub async fn run(self) -> Result<(), CallError> {
         // The lines are always JSON; a problem is printed on standard error only.
         let mut core =

@@ -32,7 +32,7 @@ pub struct ClaimsArgs {
 }
 
 impl ClaimsArgs {
-    /// Runs the command.
+    /// Prints a campaign's claims as a table, JSON or CSV.
     pub async fn run(self) -> Result<(), CallError> {
         let core = Core::new(&self.call)?.about(&self.campaign);
         let filter = ClaimsFilter { user: self.user.as_ref(), status: self.status, codes: self.codes };

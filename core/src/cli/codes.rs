@@ -46,7 +46,7 @@ pub struct CountArgs {
 }
 
 impl CodesCommand {
-    /// Runs the command.
+    /// Runs the subcommand.
     pub async fn run(self) -> Result<(), CallError> {
         match self {
             Self::Add(args) => args.run().await,

@@ -33,7 +33,7 @@ pub struct ClaimArgs {
 }
 
 impl ClaimArgs {
-    /// Runs the command.
+    /// Makes the claim, and prints the answer with the idempotency key.
     pub async fn run(self) -> Result<(), CallError> {
         let core = Core::new(&self.call)?.about(&self.campaign);
         let (campaign_id, user_id) = (self.campaign, self.user);
@@ -96,7 +96,7 @@ pub struct ReconcileArgs {
 }
 
 impl ReconcileArgs {
-    /// Runs the command; fails if Redis and SQL still differ.
+    /// Compares Redis and SQL, or repairs them; fails if they still differ.
     pub async fn run(self) -> Result<(), CallError> {
         let core = Core::new(&self.call)?.about(&self.campaign);
         let reply = if self.repair {
@@ -123,7 +123,7 @@ pub struct TokenArgs {
 }
 
 impl TokenArgs {
-    /// Runs the command.
+    /// Mints a user token and prints it.
     pub fn run(self) -> Result<(), CallError> {
         let now = clock::now();
         let token = user_tokens(&self.call)?.mint(&self.user, now, self.ttl);

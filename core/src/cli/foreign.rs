@@ -30,7 +30,7 @@ pub struct DropForeignArgs {
 }
 
 impl DropForeignArgs {
-    /// Runs the command.
+    /// Writes the claims of another database's campaign to a file, and removes its keys from Redis.
     pub async fn run(self) -> Result<(), CallError> {
         let config = Config::load_read_only(&self.serve)?;
         let setup = Setup::of(&config);

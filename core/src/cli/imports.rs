@@ -27,7 +27,7 @@ pub struct ImportArgs {
 }
 
 impl ImportArgs {
-    /// Runs the command.
+    /// Imports a CSV file, and prints the numbers of new and existing claims.
     pub async fn run(self) -> Result<(), CallError> {
         let csv = CsvFile::read(&self.file, "import it in parts, with a key on each line")?;
         let megabytes = csv.megabytes();

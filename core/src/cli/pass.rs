@@ -40,7 +40,7 @@ pub struct PassArgs {
 }
 
 impl PassArgs {
-    /// Runs the command.
+    /// Signs a pass and prints it.
     pub fn run(self) -> Result<(), CallError> {
         let key = config::pass_key()?;
         let begins_at = self.not_before.unwrap_or_else(clock::now);

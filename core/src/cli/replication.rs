@@ -38,7 +38,7 @@ enum ReplicationCommand {
 }
 
 impl ReplicationArgs {
-    /// Runs the command.
+    /// Prints the replicas, changes their required number, or accepts a loss.
     pub async fn run(self) -> Result<(), CallError> {
         let call = match &self.command {
             None => &self.call,

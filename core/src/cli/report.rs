@@ -30,7 +30,7 @@ pub struct ReportArgs {
 }
 
 impl ReportArgs {
-    /// Runs the command.
+    /// Prints a campaign's report; with `--page`, also writes it as a page.
     pub async fn run(self) -> Result<(), CallError> {
         let core = Core::new(&self.call)?.about(&self.campaign);
         if self.csv {

@@ -37,7 +37,7 @@ enum UserIdsCommand {
 }
 
 impl UserIdsArgs {
-    /// Runs the command.
+    /// Prints the pinned user ids, or changes them.
     pub async fn run(self) -> Result<(), CallError> {
         let call = match &self.command {
             None => &self.call,
@@ -83,7 +83,7 @@ pub struct UserIdArgs {
 }
 
 impl UserIdArgs {
-    /// Runs the command.
+    /// Derives a user's id and prints it.
     pub fn run(self) -> Result<(), CallError> {
         let rule = match self.form {
             Form::Verbatim => UserIdRule::verbatim(&self.claim, &self.issuer),

@@ -61,7 +61,7 @@ enum WebhooksCommand {
 }
 
 impl WebhooksArgs {
-    /// Runs the command.
+    /// Calls the admin API for webhooks, and prints the answer.
     pub async fn run(self) -> Result<(), CallError> {
         let campaign = match &self.command {
             WebhooksCommand::Add { campaign, .. } => campaign.as_ref(),

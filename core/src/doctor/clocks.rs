@@ -19,7 +19,7 @@ pub(super) fn compare(
     let ahead = if theirs_ms > after_ms { "ahead of" } else { "behind" };
     let seconds = apart_ms / 1000;
     let problem = format!("{whose} clock is {seconds} s {ahead} this machine's");
-    let remedy = "synchronise both (chrony, systemd-timesyncd)";
+    let remedy = "synchronize both (chrony, systemd-timesyncd)";
     if apart_ms > CLOCKS_BROKEN_MS {
         Some(Finding::breaks(check, format!("{problem}: campaigns open and close at the wrong time"), remedy))
     } else if apart_ms > CLOCKS_APART_MS_MAX {

@@ -1,7 +1,7 @@
 //! Both stores. Every call on a campaign in Redis passes through this module.
 //!
 //! The campaign's handle records each reply. A new connection may lead to a server that has lost claims or
-//! has old rules. Each campaign is therefore synchronised once per connection, before the first call: the
+//! has old rules. Each campaign is therefore synchronized once per connection, before the first call: the
 //! high-water mark is read from SQL, and the rules are applied. If the connection breaks, the call is resent
 //! once.
 

@@ -452,7 +452,7 @@ impl Maintenance {
             handle.mark_not_ready(NotReadyReason::Damaged);
             return;
         }
-        // Each campaign is synchronised once on each run of its server, even without callers.
+        // Each campaign is synchronized once on each run of its server, even without callers.
         if handle.synced_run() != snapshot.run || !handle.is_ready() {
             handle.notify_maintenance();
         }

@@ -8,7 +8,7 @@
 -- Replies
 --   >= 0  the units left after the addition
 --   -1    unlimited: nothing was added
---   -3    not initialised, and no expiry given: nothing was changed
+--   -3    not initialized, and no expiry given: nothing was changed
 
 local units = redis.call('GET', KEYS[1])
 if not units then

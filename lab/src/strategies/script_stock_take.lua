@@ -8,7 +8,7 @@
 --   >= 0  the units left after the deduction
 --   -1    unlimited: granted, nothing was deducted
 --   -2    too few units: nothing was deducted
---   -3    not initialised
+--   -3    not initialized
 
 local units = redis.call('GET', KEYS[1])
 if not units then return -3 end

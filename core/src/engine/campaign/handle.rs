@@ -32,7 +32,7 @@ pub struct CampaignHandle {
     began: Instant,
     /// The version of the rules that this core last applied in Redis, and when.
     applied: Mutex<Option<(Version, Instant)>>,
-    /// The run of the Redis server on which the campaign was last synchronised with SQL, see `Session::run`.
+    /// The run of the Redis server on which the campaign was last synchronized with SQL, see `Session::run`.
     synced_run: AtomicU64,
     readiness: AtomicU8,
     readiness_log: Mutex<ChangeLog>,
@@ -265,12 +265,12 @@ impl CampaignHandle {
         self.is_ready() && self.campaign().evicted.is_none()
     }
 
-    /// Returns the run of the Redis server at the last synchronisation with SQL; 0 for none.
+    /// Returns the run of the Redis server at the last synchronization with SQL; 0 for none.
     pub fn synced_run(&self) -> Generation {
         Generation::new(self.synced_run.load(Ordering::Acquire))
     }
 
-    /// Records that the campaign was synchronised with SQL on `run` of the Redis server.
+    /// Records that the campaign was synchronized with SQL on `run` of the Redis server.
     pub fn mark_synced(&self, run: Generation) {
         self.synced_run.store(run.get(), Ordering::Release);
     }

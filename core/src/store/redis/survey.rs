@@ -32,7 +32,7 @@ const REPLIES: usize = 5;
 pub struct CampaignSnapshot {
     /// The time by the clock of the campaign's server.
     pub now: Timestamp,
-    /// The first generation that led to this run of the server; each campaign has to be synchronised once per run.
+    /// The first generation that led to this run of the server; each campaign has to be synchronized once per run.
     pub run: Generation,
     /// Whether the campaign looks ready.
     pub ready: bool,
@@ -56,7 +56,7 @@ pub struct CampaignSnapshot {
 
 impl RedisStore {
     /// Takes a snapshot of each campaign, in the order given; all nodes of a cluster are read in parallel. A
-    /// snapshot is `None` if the campaign's node returned none. Writes nothing and synchronises nothing.
+    /// snapshot is `None` if the campaign's node returned none. Writes nothing and synchronizes nothing.
     ///
     /// # Errors
     /// If no server of any campaign answers.

@@ -25,7 +25,7 @@ pub enum Added {
 
 impl SqlStore {
     /// Adds units to the total of the campaign `id`, once for each key. The campaign must be at version
-    /// `least` or later; concurrent changes are serialised. Returns `None` if there is no such campaign.
+    /// `least` or later; concurrent changes are serialized. Returns `None` if there is no such campaign.
     ///
     /// # Errors
     /// The units may have been added. It is safe to repeat the call with the same key.

@@ -143,7 +143,7 @@ impl SqlStore {
     }
 
     /// Pauses, resumes or ends the campaign `id`, which must be at version `least` or later; concurrent
-    /// changes are serialised. Returns `None` if there is no such campaign, and [`Changed::Unchanged`] if the
+    /// changes are serialized. Returns `None` if there is no such campaign, and [`Changed::Unchanged`] if the
     /// campaign is in that state already. Ending a campaign abandons an unfinished import.
     pub async fn set_admin_state(
         &self,
