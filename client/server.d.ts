@@ -16,7 +16,7 @@ export interface HmacUserIds {
 	readonly userIds: string;
 	/**
 	 * The id of the user whose token has `value` in the claim.
-	 * @throws TypeError if `value` is empty or not a text.
+	 * @throws TypeError if `value` is empty or not a string.
 	 */
 	userId(value: string): string;
 }

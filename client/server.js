@@ -14,7 +14,7 @@ export function hmacUserIds({ key, issuer, claim = "sub" }) {
 	return {
 		userIds: `hmac:${fingerprint}`,
 		userId(value) {
-			if (typeof value !== "string" || !value) throw new TypeError("value: must be a text that is not empty");
+			if (typeof value !== "string" || !value) throw new TypeError("value: must be a string that is not empty");
 			return `${fingerprint}_${hmac(field(issuer), field(value)).toString("base64url")}`;
 		},
 	};
@@ -55,9 +55,9 @@ function secondsOf(name, date) {
 	return date.getTime() / 1000;
 }
 
-// The bytes of a text after their number: no two lists of fields are the same bytes.
+// The bytes of a string after their number: no two lists of fields are the same bytes.
 function field(content) {
-	if (typeof content !== "string" && !Buffer.isBuffer(content)) throw new TypeError("issuer and claim: must be texts");
+	if (typeof content !== "string" && !Buffer.isBuffer(content)) throw new TypeError("issuer and claim: must be strings");
 	const bytes = Buffer.from(content);
 	const length = Buffer.alloc(4);
 	length.writeUInt32BE(bytes.length);

@@ -141,7 +141,7 @@ impl Template {
     }
 }
 
-/// Returns the text of a `POST`.
+/// Returns a `POST` request as a string.
 fn post(path: &str, headers: &str, body: &str) -> String {
     let length = Template::new(body).bytes.len();
     format!(

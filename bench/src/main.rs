@@ -79,7 +79,7 @@ struct Cli {
     /// Connections of the HTTP load
     #[arg(long, default_value_t = 256)]
     connections: usize,
-    /// Run only this group, or the groups with a figure whose name contains this text
+    /// Run only this group, or the groups with a figure whose name contains this string
     #[arg(long, value_name = "GROUP|FIGURE")]
     only: Option<String>,
     /// Directory for report.json and report.html

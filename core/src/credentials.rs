@@ -127,7 +127,7 @@ fn forbidden(detail: impl Into<String>) -> Problem {
     Problem::new(Code::Forbidden, detail)
 }
 
-/// Why a text is not a valid token.
+/// The reason why a string is not a valid token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
     /// Too short to be a secret.

@@ -126,7 +126,7 @@ fn sentinels(scheme: &str, rest: &str, password: Option<&str>) -> Result<Sentine
     Ok(SentinelAddress { clients, service: service.to_owned(), server })
 }
 
-/// Parses one host of a list, with the default port `port`; `None` if the text is malformed.
+/// Parses one host of a list, with the default port `port`; `None` if the string is malformed.
 fn host_address(scheme: &str, host: &str, port: u16) -> Option<ConnectionAddr> {
     if host.is_empty() || host.contains(['@', '/', '#', '?']) {
         return None;

@@ -77,7 +77,7 @@ impl Listener {
         Ok(Answer::new(serde_json::from_slice(&body).map_err(|_| self.not_claimgate(status))?, replayed))
     }
 
-    /// Sends a GET whose answer is a text in UTF-8, and retries it until its outcome is known.
+    /// Sends a GET whose answer is a string in UTF-8, and retries it until its outcome is known.
     pub(crate) async fn text(&self, request: RequestBuilder) -> Result<Answer<String>, Error> {
         let text = self.retries.until_decided(async || {
             let response = self.respond(copy_of(&request)?).await?;

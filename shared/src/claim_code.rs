@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 #[serde(try_from = "String")]
 pub struct ClaimCode(String);
 
-/// The reason why a text is not a [`ClaimCode`].
+/// The reason why a string is not a [`ClaimCode`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("must be 1 to {} visible ASCII characters without commas and double quotes", ClaimCode::BYTES_MAX)]
 pub struct InvalidCode;

@@ -59,7 +59,7 @@ pub fn bearer_token(value: &str) -> Option<&str> {
 }
 
 /// Parses a `Retry-After` at `now`: seconds, or a date in any of HTTP's three formats (RFC 9110, 5.6.7).
-/// Returns `None` for any other text.
+/// Returns `None` for any other string.
 pub fn retry_after(value: &str, now: Timestamp) -> Option<Duration> {
     if let Ok(seconds) = value.parse() {
         return Some(Duration::from_secs(seconds));

@@ -11,7 +11,7 @@ use sha2::{Digest as _, Sha256};
 /// Maximum length of an id, in characters.
 pub const ID_CHARS_MAX: usize = 64;
 
-/// Why a text is not a valid id.
+/// The reason why a string is not a valid id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum IdError {
     /// Not 1 to 64 of the allowed characters.
@@ -122,7 +122,7 @@ pub fn digest_text(digest: &ClaimDigest) -> String {
 /// Parses the 22 characters of a digest.
 ///
 /// # Errors
-/// [`IdError::Claim`] for any other text. Base64 is decoded strictly: stray bits would give a claim a second
+/// [`IdError::Claim`] for any other string. Base64 is decoded strictly: stray bits would give a claim a second
 /// id.
 pub fn parse_digest(text: &str) -> Result<ClaimDigest, IdError> {
     let mut digest = ClaimDigest::default();

@@ -347,8 +347,8 @@ fn number_length(json: &[u8]) -> usize {
     json.iter().position(|byte| !is_part(byte)).unwrap_or(json.len())
 }
 
-/// Returns the digits of a number with a fraction or an exponent if its value is whole. Works on the text: floating-point
-/// arithmetic would add to the edge's size.
+/// Returns the digits of a number with a fraction or an exponent if its value is whole. Works on the
+/// string: floating-point arithmetic would add to the edge's size.
 fn whole_number(token: &[u8]) -> Option<String> {
     const DIGITS_MAX: usize = 20;
     let (mantissa, exponent) = match token.iter().position(|byte| matches!(byte, b'e' | b'E')) {

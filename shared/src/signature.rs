@@ -50,7 +50,7 @@ const KEY_BYTES_MIN: usize = 32;
 #[derive(Clone)]
 pub struct SecretKey(Vec<u8>);
 
-/// Why a text is not a valid [`SecretKey`] or [`NamedKey`].
+/// The reason why a string is not a valid [`SecretKey`] or [`NamedKey`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
     /// Not base64url.
@@ -380,7 +380,7 @@ mod tests {
         }
     }
 
-    /// Each combination of mark, scheme and pass is a meaning of its own. The texts include those of other fields.
+    /// Each combination of mark, scheme and pass is a meaning of its own. The strings include those of other fields.
     #[test]
     fn no_request_with_one_meaning_verifies_as_another() {
         let schemes = ["", "1", "hmac:VR1TK4", "verbatim:VR1TK4", "user-ids:hmac:VR1TK4", "hmac:VR1TK4\u{0}"];

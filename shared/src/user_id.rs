@@ -81,7 +81,7 @@ impl Scheme {
 
     /// Returns the fingerprint.
     pub fn fingerprint(&self) -> &str {
-        // Only texts of base64url's alphabet become a fingerprint.
+        // Only strings of base64url's alphabet become a fingerprint.
         str::from_utf8(&self.fingerprint).unwrap_or_default()
     }
 
@@ -190,7 +190,7 @@ impl UserIdRule {
         self.scheme
     }
 
-    /// Returns the value of the claim in the JSON `payload` of a token; `None` unless it is there once and is a text.
+    /// Returns the value of the claim in the JSON `payload` of a token; `None` unless it is there once and is a string.
     pub fn claim_value(&self, payload: &[u8]) -> Option<String> {
         serde_json::from_str(member(payload, &self.claim).ok()??.get()).ok()
     }
@@ -223,7 +223,7 @@ fn fingerprint(
 ) -> [u8; FINGERPRINT_CHARACTERS] {
     let key_mark = key.map(|key| {
         let mut mac = key.hmac();
-        // No id is an HMAC of this text: theirs begins with the issuer's length.
+        // No id is an HMAC of this string: theirs begins with the issuer's length.
         mac.update(b"fingerprint");
         mac.finalize().into_bytes()
     });

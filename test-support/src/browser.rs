@@ -32,7 +32,7 @@ const COMMAND_MAX: Duration = SOON;
 /// Chromium without a window; the full Chromium takes four times its CPU time to start.
 const CHROMIUM: &str = "chromium-headless-shell";
 
-/// The name of [`own_loopback`] for browsers. Unlike a loopback address, it is no secure context over plain HTTP.
+/// The name of [`own_loopback`] for browsers. Unlike a loopback address, it is not a secure context over plain HTTP.
 pub const INSECURE_HOST: &str = "claims.test";
 
 /// A phone held upright.

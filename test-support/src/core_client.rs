@@ -65,7 +65,7 @@ impl CoreClient {
         self.data_dir.clone()
     }
 
-    /// Returns the text of a file in the data directory.
+    /// Returns the content of a file in the data directory.
     pub fn data_file(&self, name: &str) -> String {
         let file = self.data_dir.join(name);
         let text =

@@ -76,7 +76,7 @@ impl Postgres {
         self.url(name)
     }
 
-    /// Creates an empty database that sorts texts by an ICU locale, such as `en-US`; returns its URL.
+    /// Creates an empty database that sorts strings by an ICU locale, such as `en-US`; returns its URL.
     pub async fn database_sorted(&self, name: &str, locale: &str) -> String {
         let create = format!(
             "CREATE DATABASE {name} ENCODING 'UTF8' LOCALE 'C' LOCALE_PROVIDER icu ICU_LOCALE '{locale}' TEMPLATE template0"

@@ -291,7 +291,7 @@ impl WriteLock {
     }
 }
 
-/// Returns a number or a text as text; empty for NULL.
+/// Returns a number or a string as a string; empty for NULL.
 fn cell(row: &AnyRow, at: usize) -> String {
     let number = row.try_get::<Option<i64>, _>(at).map(|number| number.map(|number| number.to_string()));
     number.or_else(|_| row.try_get::<Option<String>, _>(at)).expect("a number or a text").unwrap_or_default()

@@ -15,7 +15,7 @@ pub struct StandIn {
     answers: Answers,
 }
 
-/// Answers by a text that the request contains; the last match is used.
+/// Answers by a string that the request contains; the last match is used.
 type Answers = Arc<Mutex<Vec<(String, Canned)>>>;
 
 /// A fixed answer.

@@ -1,4 +1,5 @@
-//! PostgreSQL sorts texts in another order than before: another libc or ICU is installed, or a dump is restored elsewhere.
+//! PostgreSQL sorts strings in another order than before: another libc or ICU is installed, or a dump is restored
+//! elsewhere.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -21,7 +22,7 @@ const REORDERED: &str = "DO $$ BEGIN \
     EXCEPTION WHEN undefined_column THEN \
     UPDATE pg_database SET datlocale = 'en-US-u-kf-upper' WHERE datname = 'sorted'; END $$";
 
-/// Gives all texts in indexes the database's collation, as before this version.
+/// Gives all strings in indexes the database's collation, as before this version.
 const AS_BEFORE: &str = "DO $$ DECLARE column_of RECORD; BEGIN \
     FOR column_of IN SELECT DISTINCT attrelid::regclass AS of_table, attname FROM pg_attribute \
         JOIN pg_index ON indrelid = attrelid AND attnum = ANY (indkey) \
@@ -31,7 +32,7 @@ const AS_BEFORE: &str = "DO $$ DECLARE column_of RECORD; BEGIN \
 const CLOSE_SESSIONS: &str = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
     WHERE datname = 'sorted' AND pid <> pg_backend_pid()";
 
-/// The number of texts in indexes that are not compared by bytes.
+/// The number of strings in indexes that are not compared by bytes.
 const OTHERS: &str = "SELECT COUNT(*) FROM pg_index JOIN pg_class ON pg_class.oid = indrelid \
     WHERE relnamespace = 'public'::regnamespace AND relname <> '_sqlx_migrations' \
     AND EXISTS (SELECT FROM unnest(indcollation) AS used WHERE used NOT IN (0, 'pg_catalog.\"C\"'::regcollation))";
@@ -82,7 +83,7 @@ fn options(url: &str, server: &Servers) -> CoreOptions {
     CoreOptions::default().with("CLAIMGATE_DATABASE_URL", url).with("CLAIMGATE_REDIS_URL", server.url())
 }
 
-/// Stores claims of another campaign, and gives all texts the collation of an earlier version. Core reconnects.
+/// Stores claims of another campaign, and gives all strings the collation of an earlier version. Core reconnects.
 async fn of_a_former_collation(fixture: &mut Fixture) {
     fixture.sql.run(Campaigns { live: 1, ended: 0 }.insert()).await;
     fixture.sql.run(Claims { campaign: "live1", count: 100_000 }.insert()).await;
@@ -132,7 +133,7 @@ async fn beside_load<T>(
 /// Rows were no longer found in indexes of the previous order, and were stored twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_claim_is_lost_when_texts_are_sorted_differently() {
-    let row = Row::begin("PostgreSQL sorts texts in another order");
+    let row = Row::begin("PostgreSQL sorts strings in another order");
     let Some(postgres) = row.needs(Postgres::start().await) else { return };
     let mut fixture = fixture(postgres).await;
     let mut held = campaign("demo", ROOMY.json());

@@ -55,7 +55,7 @@ async fn the_system_agrees_with_the_model() {
     assert!(is_in_time || support::process::is_slow(), "{tally:?}");
 }
 
-/// A machine that stands still for a second is no difference.
+/// A machine that stands still for a second does not count as a difference.
 #[tokio::test(flavor = "current_thread")]
 async fn a_late_answer_of_redis_is_no_difference() {
     let played = run::play_with_stalls(STALLED_SEED, 800, 10).await;

@@ -215,7 +215,7 @@ impl Campaign {
 #[serde(try_from = "String")]
 pub struct Name(String);
 
-/// The reason why a text is not a valid [`Name`].
+/// The reason why a string is not a valid [`Name`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
     /// The text is empty or too long.

@@ -168,7 +168,7 @@ const LAYOUT_6_BYTES: usize = 42;
 const REVISION_AT: usize = 26;
 
 /// Converts records of layout 6: a user's record with or without counters, or consecutive claims. A remainder
-/// that is no claim stays at the start, so malformed records stay malformed.
+/// that is not a claim stays at the start, so malformed records stay malformed.
 pub fn from_layout_6(records: &[u8]) -> Vec<u8> {
     let (header, claims) = records.split_at(records.len() % LAYOUT_6_BYTES);
     let mut converted = Vec::with_capacity(records.len() + claims.len() / LAYOUT_6_BYTES);

@@ -18,7 +18,7 @@ const DAY_S: i64 = 86_400;
 #[derive(Debug, Clone, PartialEq)]
 pub struct TimeZone(tz::TimeZone);
 
-/// The reason why a text is not a valid [`TimeZone`].
+/// The reason why a string is not a valid [`TimeZone`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("must be an IANA time zone{}", .near.as_deref().map_or_else(|| ", such as Asia/Shanghai".to_owned(), suggestion))]
 pub struct TimeZoneError {

@@ -343,7 +343,7 @@ mod tests {
         assert_eq!(parsed.keys.len(), 2, "{parsed:?}");
         assert_eq!(parsed.ignored, [r#"kid "a" occurs twice"#; 2]);
         let encrypts = rsa(2_048, &json!({"kid": "a", "use": "enc"}));
-        assert_eq!(parse(&[encrypts, rsa(2_048, &a)], None).keys.len(), 1, "an ignored key is no second");
+        assert_eq!(parse(&[encrypts, rsa(2_048, &a)], None).keys.len(), 1, "an ignored key does not count");
     }
 
     #[test]

@@ -94,7 +94,7 @@ impl KeySource {
 /// address on this machine.
 fn jwks_uri(document: &[u8], issuer: &KeyUrl) -> Result<String, String> {
     let document: Discovery =
-        serde_json::from_slice(document).map_err(|error| format!("is no discovery document: {error}"))?;
+        serde_json::from_slice(document).map_err(|error| format!("is not a discovery document: {error}"))?;
     if document.issuer != issuer.as_str() {
         return Err(format!("its issuer is {:?}, not USER_JWT_ISS", bounded(&document.issuer)));
     }

@@ -80,8 +80,8 @@ impl CoreResponse {
         serde_json::from_slice(&self.body).map_err(|error| invalid_response(&error))
     }
 
-    /// Returns the response with `more`, a text without quotes and backslashes, at the end of the problem's `detail`. A
-    /// `detail` with an escape stays as it is.
+    /// Returns the response with `more`, a string without quotes and backslashes, at the end of the
+    /// problem's `detail`. A `detail` with an escape stays as it is.
     #[must_use]
     pub fn with_more_detail(mut self, more: &str) -> Self {
         #[derive(Deserialize)]

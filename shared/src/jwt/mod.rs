@@ -196,7 +196,7 @@ mod tests {
         let b = Ok("b".parse().unwrap());
         assert_eq!(user("oid", r#","sub":"a","oid":"b""#), b);
         assert_eq!(user("oid", r#","oid":"b""#), b, "sub is not needed");
-        assert_eq!(user("oid", r#","sub":"a b","oid":"b""#), b, "sub is no user id");
+        assert_eq!(user("oid", r#","sub":"a b","oid":"b""#), b, "sub is not a user id");
         assert_eq!(user("sub", r#","sub":"b","oid":"a""#), b);
         assert_eq!(user("oid", r#","sub":"a","oid":"a b""#), Err(TokenError::Subject.into()));
         for wrong in ["", r#","oid":7"#, r#","oid":"b","oid":"b""#] {

@@ -62,7 +62,7 @@ pub enum TokenError {
     /// The value of the claim that user ids are derived from gives no user id.
     #[error("the user's id {}", IdError::Shape)]
     Subject,
-    /// The claim that user ids are derived from is missing, duplicated or not a text.
+    /// The claim that user ids are derived from is missing, duplicated or not a string.
     #[error("the claim with the user's id is missing or has the wrong type")]
     UserClaim,
 }

@@ -187,7 +187,7 @@ fn other_keys() -> Vec<Row> {
             ..row("a shared secret", "a shared secret", oct)
         },
         row("a certificate only", "malformed", json!({"kid": "wrong", "x5c": [issuer.pem_body()]})),
-        row("a text", "malformed", json!(issuer.pem_body())),
+        row("a string", "malformed", json!(issuer.pem_body())),
         row("null", "malformed", Value::Null),
         row("an empty object", "malformed", json!({})),
     ]

@@ -82,7 +82,7 @@ fn wrong_headers() -> Vec<Row> {
     let rows = [
         ("nonsense", MALFORMED, "nonsense".to_owned()),
         ("two passes joined by a proxy", MALFORMED, format!("{0}, {0}", by_shop(&right()))),
-        ("a header that is no object", MALFORMED, signed(SHOP, &json!(["HS256", TYPE]), &right())),
+        ("a header that is not an object", MALFORMED, signed(SHOP, &json!(["HS256", TYPE]), &right())),
         ("too long", "token longer than 8192 bytes", by_shop(&pass("more", json!("x".repeat(8_000))))),
         ("no typ", WRONG_TYPE, signed(SHOP, &json!({"alg": "HS256", "kid": "shop"}), &right())),
         ("typ JWT", WRONG_TYPE, with("typ", json!("JWT"))),

@@ -21,7 +21,7 @@ pub enum Body {
     None,
     Json(Value),
     Csv(&'static str),
-    /// A media type and any text.
+    /// A media type and any string.
     Raw(&'static str, &'static str),
 }
 

@@ -205,6 +205,6 @@ mod tests {
         counts.record(13_000, reported(&[("sold_out", 1)]));
         assert_eq!(counts.per_s, Some([("sold_out".to_owned(), 0.0)].into()));
         counts.record(23_000, reported(&[("sold_out", 1000)]));
-        assert_eq!(counts.per_s, None, "a rise over a long time is no current rate");
+        assert_eq!(counts.per_s, None, "a rise over a long time is not a current rate");
     }
 }

@@ -278,7 +278,7 @@ fn read_record(row: &AnyRow) -> Result<(UserId, ClaimRecord), SqlError> {
     text.and_then(parse_record).ok_or_else(|| unreadable(text.unwrap_or("a claim with a column missing")))
 }
 
-/// Parses a claim from a text that [`statements::BY_USER`] returns.
+/// Parses a claim from a string that [`statements::BY_USER`] returns.
 fn parse_record(text: &str) -> Option<(UserId, ClaimRecord)> {
     let mut columns = text.split(' ');
     let user = columns.next()?.parse().ok()?;
@@ -299,7 +299,7 @@ fn parse_record(text: &str) -> Option<(UserId, ClaimRecord)> {
     columns.next().is_none().then_some((user, record))
 }
 
-/// Parses a claim from a text that the feed's statements return: the text of [`statements::BY_USER`],
+/// Parses a claim from a string that the feed's statements return: the string of [`statements::BY_USER`],
 /// followed by `updated_at`.
 pub(super) fn parse_row(campaign: &CampaignId, text: &str) -> Result<ClaimRow, SqlError> {
     let row = || {

@@ -1,4 +1,4 @@
-//! The order of texts in PostgreSQL.
+//! The order of strings in PostgreSQL.
 //!
 //! The order of an index is that of its columns' collations, and the one of a database usually comes from libc or ICU. If
 //! another version of either is installed, it may sort differently: rows are then not found, or stored twice. All ids are
@@ -12,7 +12,7 @@ use sqlx::any::AnyRow;
 use sqlx::{AnyConnection, AssertSqlSafe, Error, Row as _};
 use tokio::time::{Instant, sleep};
 
-/// All tables with texts in an index, `campaigns` first, as in all transactions: the order in which they are locked.
+/// All tables with strings in an index, `campaigns` first, as in all transactions: the order in which they are locked.
 const TABLES: &str = "'{campaigns,additions,audit,claim_audit,claims,code_audit,codes,cores,feed,\
                       refusal_reports,refusals,replica_sets,webhook_events,webhooks}'::name[]";
 /// The indexes of [`TABLES`] with another collation, in the order of the tables; a replacement that an interrupted
@@ -52,9 +52,10 @@ const TRY_LOCK: &str = "SELECT CAST(pg_try_advisory_lock(27988534159832165) AS I
 /// Releases the lock.
 const UNLOCK: &str = "SELECT pg_advisory_unlock(27988534159832165)";
 
-/// Gives the texts in all indexes the collation C. Large indexes are built while the tables are in use. Then all tables are
-/// locked for milliseconds, and the other sessions of core's role are closed: PostgreSQL refuses their prepared
-/// statements, since the type of a result has changed, and cores of earlier versions do not expect that. They reconnect.
+/// Gives the strings in all indexes the collation C. Large indexes are built while the tables are in use. Then
+/// all tables are locked for milliseconds, and the other sessions of core's role are closed: PostgreSQL refuses
+/// their prepared statements, since the type of a result has changed, and cores of earlier versions do not
+/// expect that. They reconnect.
 ///
 /// # Errors
 /// If the role does not own the tables, if a row is stored twice, see [`problem`], or if another session keeps a

@@ -7,7 +7,7 @@ use super::pool::Transaction;
 use super::{SqlError, SqlStore};
 
 /// Maximum number of claims in a row. This limit keeps most rows below 2,000 bytes, above which PostgreSQL
-/// compresses a text; compression would cost more than the rest of this module.
+/// compresses a string; compression would cost more than the rest of this module.
 const CLAIMS_MAX: usize = 32;
 
 /// Reserves the numbers of the next rows. The single row of this table stays locked until the commit.

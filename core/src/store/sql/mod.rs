@@ -94,7 +94,7 @@ const BULK_MAX: Duration = Duration::from_secs(15);
 /// Timeout of a statement that touches every row of a campaign, and of a salvage ([`SqlStore::salvage`]). A
 /// million rows take about a second.
 const WHOLE_CAMPAIGN_MAX: Duration = Duration::from_secs(60);
-/// The error for a text that is not a cursor of a list.
+/// The error for a string that is not a cursor of a list.
 const NO_CURSOR: &str = "must be the next_cursor of a page of this list";
 const CLOSE_MAX: Duration = Duration::from_secs(5);
 /// Timeout for a server that starts at the same time as core.

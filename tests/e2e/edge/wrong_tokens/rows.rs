@@ -237,7 +237,7 @@ fn wrong_signatures(signers: &Signers) -> Vec<Row> {
     )
 }
 
-/// Returns texts that are not tokens in the compact form, and a token that is too long.
+/// Returns strings that are not tokens in the compact form, and a token that is too long.
 fn wrong_forms(signers: &Signers) -> Vec<Row> {
     let token = signers.with_payload(lasting("alice").to_string());
     let (text, signature) = token.rsplit_once('.').unwrap();
@@ -329,7 +329,7 @@ fn wrong_claims(signers: &Signers) -> Vec<Row> {
             ("a sub of 65 characters", SUBJECT, with("sub", json!("a".repeat(65)))),
             ("a sub beyond ASCII", SUBJECT, with("sub", json!("аlice"))),
             ("an empty payload", MALFORMED, signers.with_payload("")),
-            ("a payload that is a text", MEMBERS, signers.with_payload("\"alice\"")),
+            ("a payload that is a string", MEMBERS, signers.with_payload("\"alice\"")),
             ("a payload that is a list", MEMBERS, {
                 signers.with_payload(r#"["claimgate","claimgate","alice",4000000000,null]"#)
             }),
