@@ -17,7 +17,7 @@ pub fn now() -> Timestamp {
 const STEP_MS: i64 = 60_000;
 
 /// Watches core's and Redis' clocks for steps, measured against a monotonic clock. Decisions that trust a
-/// clock, such as evicting a campaign that is long over, wait until both have been steady for a while.
+/// clock, such as evicting a campaign that ended long ago, wait until both have been steady for a while.
 #[derive(Debug)]
 pub struct Clocks {
     began: Instant,

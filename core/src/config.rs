@@ -31,7 +31,7 @@ pub use traces::TraceTarget;
 pub const OUTBOX_MAX_DEFAULT: u64 = 1_000_000;
 /// Time limit for delivering an event to a webhook, in seconds.
 const WEBHOOK_RETRY_S: u64 = 86_400;
-/// Default time for which a campaign stays in Redis after it is over.
+/// Default time for which a campaign stays in Redis after it has ended.
 pub const ARCHIVE_AFTER_DEFAULT: Duration = Duration::from_hours(24);
 /// Maximum number of claims that one script call decides.
 pub const BATCH_MAX: usize = 256;

@@ -295,7 +295,7 @@ impl Admin {
     /// Changes the scheme of user ids that the database is pinned to. Sent once.
     ///
     /// # Errors
-    /// `campaign_open` while any campaign is not over.
+    /// `campaign_open` while any campaign has not ended.
     pub async fn set_user_ids(&self, scheme: Scheme) -> Result<Answer<Value>, Error> {
         let body = json!({"user_ids": scheme});
         self.listener.send(self.request(Method::POST, "/user-ids").json(&body)).await

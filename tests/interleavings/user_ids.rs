@@ -16,7 +16,7 @@ const USER: &str = "VR1TK4_EOYBS0Q3huZcMIdZCV7W7fd9cP4b-A0VjmlHPYacoMs";
 
 #[derive(Debug, Clone, Copy)]
 enum Change {
-    /// An admin opens the campaign, which is over, again.
+    /// An admin opens the campaign, which has ended, again.
     Reopen,
     /// An admin sets the user ids.
     Set,

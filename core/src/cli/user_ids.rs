@@ -24,7 +24,7 @@ pub struct UserIdsArgs {
 /// `claimgate user-ids …`
 #[derive(Debug, Subcommand)]
 enum UserIdsCommand {
-    /// Change the user ids that the database is pinned to, once all campaigns are over
+    /// Change the user ids that the database is pinned to, once all campaigns have ended
     Set {
         /// Form and fingerprint, as core's log, `/readyz` and `claimgate user-id --json` name them
         #[arg(value_name = "FORM:FINGERPRINT")]

@@ -10,14 +10,14 @@ use claimgate_shared::{CampaignId, Timestamp, Window};
 pub struct PinnedScheme {
     /// The scheme.
     pub scheme: Scheme,
-    /// When it was pinned; rises with each change. All campaigns were over then, unless it was the first one.
+    /// When it was pinned; rises with each change. All campaigns had ended then, unless it was the first one.
     pub since: Timestamp,
 }
 
 impl PinnedScheme {
-    /// Returns whether a campaign may get the window `after` instead of `before`. A campaign that was over at
-    /// [`Self::since`] stays over, because its users may have claims under former ids. This also forbids an end that
-    /// has passed since: a later change could not tell that the campaign was over.
+    /// Returns whether a campaign may get the window `after` instead of `before`. A campaign that had ended at
+    /// [`Self::since`] stays ended, because its users may have claims under former ids. This also forbids an end that
+    /// has passed since: a later change could not tell that the campaign had ended.
     pub fn allows_window(&self, before: Window, after: Window) -> bool {
         let was_over = |window: Window| window.ends_at().is_some_and(|end| end <= self.since);
         !was_over(before) || was_over(after)
@@ -54,7 +54,7 @@ impl fmt::Display for UserIdsDiffer {
             Self::Edge { edge, pinned } => write!(
                 f,
                 "this edge has user ids {edge}, but this database has {pinned}; give the edge the form, claim, key and issuer \
-                 of {pinned}, or change the database with `claimgate user-ids set` once all campaigns are over"
+                 of {pinned}, or change the database with `claimgate user-ids set` once all campaigns have ended"
             ),
             Self::Id { pinned } => write!(
                 f,

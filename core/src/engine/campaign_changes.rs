@@ -391,7 +391,7 @@ fn written(changed: Option<Changed>, change: Change<'_>) -> Result<Campaign, Eng
 /// Returns the problem of a change that would open a campaign whose claims may be under former user ids.
 fn over_for_good(pinned: PinnedScheme) -> Problem {
     let why = format!(
-        "the user ids were set at {}, when the campaign was over, so its users would count as new ones; create a new \
+        "the user ids were set at {}, when the campaign had ended, so its users would count as new users; create a new \
          campaign",
         pinned.since
     );

@@ -152,8 +152,8 @@ pub enum EngineError {
     /// Claims may be decided on the campaign now.
     #[error("the campaign is open")]
     CampaignOpen,
-    /// The user ids cannot be changed while this campaign is not over.
-    #[error("the campaign {0} is not over")]
+    /// The user ids cannot be changed while this campaign has not ended.
+    #[error("the campaign {0} has not ended")]
     CampaignNotOver(CampaignId),
     /// A caller's user ids are not those of the database; nothing was changed.
     #[error("{0}")]

@@ -1,9 +1,10 @@
 //! Restricts all callers to one scheme of user ids: with another scheme, every user would get a second allowance.
 //!
-//! The first claim by an edge pins its scheme in SQL. Every core caches the pinned scheme and polls it once a second. An
-//! admin can change it only while all campaigns are over, and a campaign that was over then cannot be opened again. So a
-//! cached scheme can be outdated only for campaigns created after it was read. A core that learns of a campaign therefore
-//! reads the scheme again, after it has read the campaign.
+//! The first claim by an edge pins its scheme in SQL. Every core caches the pinned scheme and polls it
+//! once a second. An admin can change it only while all campaigns have ended, and a campaign that had
+//! ended then cannot be opened again. So a cached scheme can be outdated only for campaigns created
+//! after it was read. A core that learns of a campaign therefore reads the scheme again, after it has
+//! read the campaign.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -122,8 +123,8 @@ impl UserIds {
         rejection.as_ref().filter(|last| last.at.elapsed() < NAMED_FOR).map(|last| last.why.to_string())
     }
 
-    /// Changes the pinned scheme at `now`, once all campaigns are over; `who` is the caller's name in the audit. Other cores
-    /// apply the change within a second.
+    /// Changes the pinned scheme at `now`, once all campaigns have ended; `who` is the caller's name in
+    /// the audit. Other cores apply the change within a second.
     ///
     /// # Errors
     /// [`EngineError::CampaignNotOver`].
@@ -131,7 +132,7 @@ impl UserIds {
         match self.sql.set_user_ids(scheme, ChangedBy { who, at: now }).await? {
             SchemeSet::Live(campaign) => Err(EngineError::CampaignNotOver(campaign)),
             SchemeSet::Done(pinned) => {
-                tracing::info!(who, user_ids = %pinned.scheme, "the pinned user ids have changed");
+                tracing::info!(who, user_ids = %pinned.scheme, "the database is pinned to these user ids");
                 self.cache(Some(pinned));
                 *self.state.rejection.lock() = None;
                 Ok(())

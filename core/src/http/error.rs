@@ -125,7 +125,9 @@ fn problem(error: EngineError) -> Problem {
         ),
         EngineError::CampaignNotOver(campaign) => Problem::new(
             Code::CampaignOpen,
-            format!("the campaign {campaign} is not over: user ids change only while all campaigns are"),
+            format!(
+                "the campaign {campaign} has not ended: user ids change only once all campaigns have ended"
+            ),
         ),
         EngineError::UserIdsDiffer(why) => Problem::new(Code::UserIdsDiffer, why.to_string()),
         EngineError::ImportUnfinished => Problem::new(

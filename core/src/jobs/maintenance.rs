@@ -487,7 +487,7 @@ impl Maintenance {
         }
     }
 
-    /// Requests the eviction of a campaign that is long over, has no holds, and is relayed completely.
+    /// Requests the eviction of a campaign that ended long ago, has no holds, and is relayed completely.
     fn try_evict(&mut self, handle: &CampaignHandle, snapshot: &CampaignSnapshot, now: Timestamp) {
         let after_ms = i64::try_from(self.recovery.archive_after.as_millis()).unwrap_or(i64::MAX);
         let campaign = handle.campaign();

@@ -200,7 +200,7 @@ impl Snapshot {
         now >= self.refresh_at || now < self.requested_at
     }
 
-    /// Returns whether the campaign is over and may therefore have been evicted from Redis.
+    /// Returns whether the campaign has ended and may therefore have been evicted from Redis.
     pub fn is_over(&self, now: Timestamp) -> bool {
         self.view.state == State::Known(CampaignState::Ended) || self.position(now) == Some(Position::After)
     }

@@ -36,7 +36,7 @@ pub fn is_known(id: &CampaignId) -> bool {
     with(|cache| cache.campaigns.contains_key(id))
 }
 
-/// Returns the kind of a call about `id` at `now`: `live` if the campaign is known and not over, otherwise
+/// Returns the kind of a call about `id` at `now`: `live` if the campaign is known and has not ended, otherwise
 /// [`CallKind::MayNeedSql`].
 pub fn call_kind(id: &CampaignId, now: Timestamp, live: CallKind) -> CallKind {
     if with(|cache| cache.is_live(id, now)) { live } else { CallKind::MayNeedSql }
@@ -122,7 +122,7 @@ impl CampaignCache {
         }
     }
 
-    /// Returns whether `id` is known and not over at `now`, judging by core's latest response, however old.
+    /// Returns whether `id` is known and has not ended at `now`, judging by core's latest response, however old.
     pub fn is_live(&self, id: &CampaignId, now: Timestamp) -> bool {
         let entry = self.campaigns.get(id);
         entry.is_some_and(|entry| entry.snapshot.as_ref().is_none_or(|last| !last.is_over(now)))

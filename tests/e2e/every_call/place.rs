@@ -30,7 +30,7 @@ impl Fixture {
             core.set_admin_state(&name, "pause").await.expect(200);
         }
         if call.template() == "/admin/v1/user-ids" {
-            // Pins the user ids that the call sets: others cannot be set while the fixtures' campaigns are not over.
+            // Pins the user ids that the call sets: others cannot be set before the fixtures' campaigns have ended.
             let claim = Signed::claim(core, &name, "pins", "k");
             Signed { user_ids: USER_IDS.to_owned(), ..claim }.send(core).await.expect(201);
         }

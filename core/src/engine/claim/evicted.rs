@@ -9,7 +9,7 @@ use crate::domain::campaign::{Campaign, Evicted};
 use crate::store::sql::{SqlError, SqlStore};
 
 /// Decides a claim on an evicted campaign: a replay if the claim exists, otherwise a denial because the
-/// campaign is over.
+/// campaign has ended.
 pub async fn decide(
     sql: &SqlStore,
     campaign: &Campaign,

@@ -34,7 +34,7 @@ pub enum ForeignError {
     #[error("this Redis has no campaign '{0}'")]
     None(CampaignId),
     /// The campaign belongs to this core's own database.
-    #[error("the campaign '{0}' belongs to this database: its keys are removed once it is over")]
+    #[error("the campaign '{0}' belongs to this database: its keys are removed some time after it has ended")]
     Ours(CampaignId),
     /// A core reloaded the campaign within [`SERVED_WITHIN`].
     #[error("a core serves the campaign '{0}': its keys were left alone, and the file may be out of date")]

@@ -99,7 +99,7 @@ impl Recovery {
         Ok(())
     }
 
-    /// Loads a campaign into Redis if it is not ready. Otherwise evicts the campaign if it is long over, and
+    /// Loads a campaign into Redis if it is not ready. Otherwise evicts the campaign if it ended long ago, and
     /// expires due holds.
     ///
     /// # Errors
@@ -124,7 +124,7 @@ impl Recovery {
         Ok(recovered)
     }
 
-    /// Maintains a ready campaign: evicts it if it is long over, otherwise expires due holds.
+    /// Maintains a ready campaign: evicts it if it ended long ago, otherwise expires due holds.
     async fn maintain_ready(&self, handle: &CampaignHandle) -> Result<(), RecoveryError> {
         let counters = self.stores.check(handle).await?;
         handle.mark_ready();

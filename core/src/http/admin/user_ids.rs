@@ -29,7 +29,7 @@ pub async fn show(Viewer(_, engine): Viewer) -> ApiResult {
     json(StatusCode::OK, &engine.user_ids.view().await?)
 }
 
-/// Changes the scheme of user ids that the database is pinned to, once all campaigns are over.
+/// Changes the scheme of user ids that the database is pinned to, once all campaigns have ended.
 #[utoipa::path(
     post, path = "/admin/v1/user-ids", tag = "admin", operation_id = "setUserIds",
     request_body = UserIdsChange,

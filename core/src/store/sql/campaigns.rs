@@ -37,7 +37,7 @@ pub enum Changed {
     Ended,
     /// Nothing was written: the database has lost the version that the change is based on.
     Forgotten,
-    /// Nothing was written: the campaign was over when these user ids were pinned, and the change would open it.
+    /// Nothing was written: the campaign had ended when these user ids were pinned, and the change would open it.
     UserIdsChanged(PinnedScheme),
 }
 

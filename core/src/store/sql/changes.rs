@@ -1,5 +1,5 @@
 //! Reads changed campaigns, and campaigns that belong in Redis. Each core runs these reads every second, so
-//! their cost must not depend on the number of campaigns that are over.
+//! their cost must not depend on the number of ended campaigns.
 
 use sqlx::Row as _;
 

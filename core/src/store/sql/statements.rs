@@ -220,7 +220,7 @@ statements! {
         CAST(COALESCE(SUM(CASE WHEN status <> 'revoked' THEN revision ELSE 0 END), 0) AS BIGINT) \
         FROM claims WHERE campaign_id = $1";
 
-    /// A campaign with change number `$4` or higher that is not over at `$1` and has claims of users whose ids do not
+    /// A campaign with change number `$4` or higher that has not ended at `$1` and has claims of users whose ids do not
     /// begin with `$2` or have another length than `$3`. No join is used, for the reason given at [`REVISIONS`].
     /// Without the inner order, PostgreSQL would scan the claims of all campaigns.
     OTHER_USER_IDS = "SELECT id FROM campaigns WHERE admin_state <> 'ended' AND (ends_at IS NULL OR ends_at > $1) \

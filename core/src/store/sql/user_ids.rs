@@ -23,7 +23,7 @@ const LIVE: &str = "SELECT id FROM campaigns WHERE admin_state <> 'ended' AND (e
 pub enum SchemeSet {
     /// The scheme is pinned.
     Done(PinnedScheme),
-    /// Nothing was written: this campaign is not over.
+    /// Nothing was written: this campaign has not ended.
     Live(CampaignId),
 }
 
@@ -82,7 +82,7 @@ impl SqlStore {
         Ok(lost)
     }
 
-    /// Replaces the pinned scheme by `scheme`, if all campaigns are over.
+    /// Replaces the pinned scheme by `scheme`, if all campaigns have ended.
     pub(crate) async fn set_user_ids(
         &self,
         scheme: Scheme,
@@ -105,7 +105,7 @@ impl SqlStore {
         Ok(SchemeSet::Done(pinned))
     }
 
-    /// Returns a campaign that is not over at `now` and has claims under user ids that `scheme` does not admit.
+    /// Returns a campaign that has not ended at `now` and has claims under user ids that `scheme` does not admit.
     pub(crate) async fn campaign_with_other_user_ids(
         &self,
         scheme: Scheme,
@@ -116,7 +116,7 @@ impl SqlStore {
     }
 }
 
-/// Returns a campaign that is not over at `now`, has changed at `from` or later, and has claims under user ids that
+/// Returns a campaign that has not ended at `now`, has changed at `from` or later, and has claims under user ids that
 /// `scheme` does not admit.
 async fn with_other_user_ids(
     lease: &mut Lease,
