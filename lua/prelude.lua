@@ -24,7 +24,7 @@
 -- A limit or time that is not set has all bits set; a hold of 0 ms means that claims are not held. A pass required until 0
 -- is never required, until the largest time always.
 --
--- Records stay packed, and only the fields that are needed are unpacked: most users in a batch are new. This script is
+-- Records stay packed, and only the fields that are needed are unpacked: most users in a batch are new. Redis' part is
 -- most of a claim's total cost. Creating a function costs time in each call of a script, even if it is never called,
 -- so functions that few calls need are created on demand. With claim.lua this text forms a library, which Redis loads once.
 -- During loading the functions of Lua and Redis are not available, so code outside of functions must not call any.
@@ -240,8 +240,8 @@ local function claim_tools(work)
     append(work, 'event_claims', packed)
   end
 
-  -- Returns a claim's units to the total. If the record has a header, also to the user and, if the claim counts on the
-  -- header's day, to that day. Returns the user's record.
+  -- Returns a claim's units to the total. If the record has a header, the units also return to the user's counter and,
+  -- if the claim counts on the header's day, to the day's counter. Returns the user's record.
   function tools.return_units(record, claim)
     work.campaign.taken = work.campaign.taken - claim.quantity
     if #record % CLAIM == 0 then return record end

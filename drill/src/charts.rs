@@ -91,7 +91,7 @@ pub fn bars(rows: impl Iterator<Item = (String, u64)> + Clone) -> String {
     html
 }
 
-/// Escapes `text` for HTML, also inside a quoted attribute.
+/// Escapes `text` for HTML, including inside a quoted attribute.
 pub fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

@@ -74,7 +74,7 @@ impl Handler<'_> {
     /// Handles `POST /v1/campaigns/{id}/claims`: claims, and returns core's response.
     ///
     /// # Errors
-    /// `unavailable` also if core's decision is unknown.
+    /// `unavailable`, even if core's decision is unknown.
     pub async fn claim(&self, campaign: &str) -> Result<Response, Problem> {
         let head = self.claim_head(campaign)?;
         let now = clock::now()?;

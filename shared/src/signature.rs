@@ -27,7 +27,7 @@ pub const USER_HEADER: &str = "x-claimgate-user";
 pub const CLIENT_IP_HEADER: &str = "x-claimgate-client-ip";
 /// The [`BodyHash`] of the body. The hash lets core verify the signature before it reads the body.
 pub const CONTENT_SHA256_HEADER: &str = "x-claimgate-content-sha256";
-/// A claim's idempotency key, also in the body.
+/// A claim's idempotency key, which is also in the body.
 pub const IDEMPOTENCY_KEY_HEADER: &str = "x-claimgate-idempotency-key";
 /// The scheme of the edge's user ids, a [`crate::user_id::Scheme`]; only with a user.
 pub const USER_IDS_HEADER: &str = "x-claimgate-user-ids";

@@ -25,7 +25,7 @@ const SENTINEL_NEVER_MS: &str = "3600000";
 /// cluster stay primaries.
 #[derive(Debug)]
 pub enum Servers {
-    /// One server, also used if core would run its own Redis but the test needs an external server.
+    /// One server. Also used if core would run its own Redis but the test needs an external server.
     One(RedisServer),
     /// Servers watched by sentinels.
     Sentinel(SentinelSet),

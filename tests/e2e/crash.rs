@@ -15,7 +15,7 @@ use support::{Core, SOON, claim_body, eventually, heavy, promised};
 const ROUNDS: usize = 3;
 const LIMITS: Limits = Limits { total: Some(1500), per_user: Some(2), per_user_per_day: None };
 const CONCURRENT_CLAIMS: usize = 200;
-/// Time limit from the death of core's own Redis until claims are decided again, also the fourth time: the pause before
+/// Time limit from the death of core's own Redis until claims are decided again, even the fourth time: the pause before
 /// the restart begins at 50 ms and doubles.
 const RESTARTED_MAX: Duration = Duration::from_secs(2);
 

@@ -267,7 +267,7 @@ async fn idle_connections_outlast_the_timeouts_of_clients() {
             let answer = raw.read_some().await;
             assert_eq!(status(&answer), Some(200), "after {pause} s");
         }
-        // A partial head times out after 5 s, also on a reused connection.
+        // A partial head times out after 5 s, even on a reused connection.
         let began = Instant::now();
         raw.send(&request[..20]).await;
         raw.read_to_end().await;

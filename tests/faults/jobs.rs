@@ -169,7 +169,7 @@ async fn holds_of_a_dead_core_are_expired_by_another_core() {
     let remaining = due.saturating_duration_since(Instant::now());
     until_returned(&redis, "held", promised(remaining + RETURNED_MAX)).await;
     redis.relayed("held", SOON).await;
-    row.passed(1, "expired, also in SQL");
+    row.passed(1, "expired, in Redis and SQL");
 }
 
 /// Breaks an outbox or its SQL rows permanently, and checks that two other campaigns are still relayed,

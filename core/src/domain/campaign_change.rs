@@ -37,7 +37,7 @@ pub struct NewCampaign {
     #[serde(default)]
     pass: Option<PassRule>,
     /// Whether each unit of a granted claim has a code. The total is then 0 until codes have been added, and `per_claim` at most
-    /// 1,000, also by default.
+    /// 1,000, which is also the default.
     #[serde(default)]
     codes: bool,
 }

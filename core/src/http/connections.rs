@@ -25,7 +25,7 @@ use super::deadlines::{Deadline, Deadlines};
 
 /// Time limit for receiving a request's head, counted from its first byte.
 pub const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum idle time before a request, also before the first one: client pools open connections that they do
+/// Maximum idle time before a request, including the first one: client pools open connections that they do
 /// not need immediately. They keep idle connections for up to 90 s; closing one earlier could lose a request in
 /// flight.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(100);
@@ -211,8 +211,8 @@ impl Activity {
         Call(self)
     }
 
-    /// Completes when the connection must close to make room. If a call has begun since that request, never
-    /// completes.
+    /// Completes when the connection must close to make room. Never completes if a call is in progress
+    /// when the request to close arrives.
     pub async fn closed(&self) {
         self.closed.notified().await;
         if self.is_called() {

@@ -38,7 +38,7 @@ pub struct ReportedClaims {
     pub made: u64,
     /// Number of users who made them.
     pub users: u64,
-    /// Units of these claims, also of those that were returned or expired since.
+    /// Units of these claims, including those that were returned or expired since.
     pub units: u64,
     /// Units that are taken now.
     pub taken: u64,

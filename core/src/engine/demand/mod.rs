@@ -111,7 +111,7 @@ impl Refusals {
     /// that claims find permits while SQL is unavailable.
     ///
     /// # Errors
-    /// The report may have been written. It is safe to send it again, also to another core.
+    /// The report may have been written. It is safe to send it again, even to another core.
     pub async fn record(&self, report: RefusalReport, callers_max: usize) -> Result<(), EngineError> {
         let report = Report::of_edge(report).map_err(EngineError::Invalid)?;
         let _caller = Caller::enter(&self.shared.callers, callers_max).ok_or(EngineError::QueueFull)?;

@@ -25,7 +25,7 @@ pub struct ClaimTotals {
     pub made: u64,
     /// Number of users with such a claim.
     pub users: u64,
-    /// Units of these claims, also of those that were returned since.
+    /// Units of these claims, including those that were returned since.
     pub units: u64,
     /// When the first and the last was made; `None` if there is none.
     pub first_and_last: Option<(Timestamp, Timestamp)>,
