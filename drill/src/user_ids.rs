@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_that_the_edge_derives_differently_are_named() {
+    fn the_error_names_the_scheme_of_ids_derived_differently() {
         let verbatim = UserIdRule::verbatim("sub", "claimgate").scheme();
         let message = |ids: UserIds, pinned| ids.check(pinned).err().map(|error| error.to_string());
         assert_eq!(message(UserIds::Derived(rule()), rule().scheme()), None);

@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_that_contradict_each_other_are_named() {
+    fn the_error_names_contradictory_settings() {
         for (set, begin) in [
             (&[(FORM, "hmac")][..], "USER_ID_KEY is not set"),
             (&[(KEY, SECRET)], "USER_ID_KEY is set, but USER_ID_FORM is not hmac"),

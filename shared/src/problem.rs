@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_or_missing_member_is_named() {
+    fn the_error_names_an_invalid_or_missing_member() {
         #[derive(Debug, Deserialize)]
         #[serde(deny_unknown_fields)]
         #[allow(dead_code)] // only the errors are checked

@@ -6,7 +6,7 @@ use support::times::from_now;
 use support::{Core, Snapshot};
 
 #[tokio::test]
-async fn an_invalid_field_is_named_and_nothing_is_created() {
+async fn the_error_names_an_invalid_field_and_nothing_is_created() {
     let core = Core::start().await;
     core.create("demo", json!({"total": 100})).await;
     let (redis, sql) = (core.redis().await, core.sql());

@@ -194,7 +194,7 @@ async fn the_per_claim_limit_does_not_limit_the_number_of_claims() {
 }
 
 #[tokio::test]
-async fn the_first_rule_that_denies_is_named() {
+async fn a_denial_names_the_first_rule_that_denies() {
     let core = Core::start().await;
     let all = json!({"total": 4, "per_user": 3, "per_user_per_day": 2, "per_claim": 2});
     core.create("demo", all).await;

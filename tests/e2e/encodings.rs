@@ -8,7 +8,7 @@ use support::postgres::Postgres;
 use crate::poolers::with_database;
 
 #[tokio::test]
-async fn a_database_that_is_not_unicode_is_rejected_by_name() {
+async fn the_error_names_the_encoding_of_a_non_unicode_database() {
     let Some(postgres) = available("databases of other encodings", Postgres::start().await) else { return };
     for encoding in ["LATIN1", "WIN1252", "EUC_JP"] {
         let name = encoding.to_lowercase();

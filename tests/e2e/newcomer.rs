@@ -137,8 +137,8 @@ async fn each_mistake_is_reported_with_its_remedy() {
     let mut wrong = Vec::new();
     for (words, status, parts) in MISTAKES {
         let output = run_against(&core, words).await;
-        let is_told = parts.iter().all(|part| output.err.contains(part)) && !output.err.contains("use '--");
-        if output.status != *status || !is_told {
+        let has_parts = parts.iter().all(|part| output.err.contains(part)) && !output.err.contains("use '--");
+        if output.status != *status || !has_parts {
             wrong.push(format!("{words:?}: {status} {parts:?} expected: {output:?}"));
         }
     }

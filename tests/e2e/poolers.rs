@@ -59,7 +59,7 @@ async fn core_works_behind_a_pooler_in_session_mode() {
 }
 
 #[tokio::test]
-async fn a_pooler_that_shares_sessions_is_rejected_by_name() {
+async fn the_error_names_a_pooler_that_shares_sessions() {
     for mode in ["transaction", "statement"] {
         let Some((bouncer, _postgres)) = pooled(mode, &[("pool_mode", mode), IGNORED]).await else { return };
         let url = bouncer.url("claimgate");

@@ -39,8 +39,8 @@ async fn each_role_may_make_its_calls_and_a_403_names_the_role() {
                 assert!(reply.status < 500, "{named} {name}: {}", reply.text());
             } else {
                 let detail = reply.refused(403, "forbidden").json()["detail"].clone();
-                let is_told = detail.as_str().unwrap().contains(&format!("needs the role {needed}"));
-                assert!(is_told, "{named} {name}: {detail}");
+                let names_role = detail.as_str().unwrap().contains(&format!("needs the role {needed}"));
+                assert!(names_role, "{named} {name}: {detail}");
             }
         }
         send(&core, &call_request, "a-token-that-is-not-known-but-long-enough")
@@ -48,8 +48,8 @@ async fn each_role_may_make_its_calls_and_a_403_names_the_role() {
             .refused(401, "unauthenticated");
         if call_request.path.starts_with("/admin/") {
             let back_end = send(&core, &call_request, API_TOKEN).await.refused(403, "forbidden").json();
-            let is_told = back_end["detail"].as_str().unwrap().contains(&format!("role {needed}"));
-            assert!(is_told, "{name}: {back_end}");
+            let names_role = back_end["detail"].as_str().unwrap().contains(&format!("role {needed}"));
+            assert!(names_role, "{name}: {back_end}");
         }
         audited.extend(core.sql().audit(&fixture.campaign).await.into_iter().map(|row| (row.1, row.2)));
         fixture.clean_up(&core).await;

@@ -240,7 +240,7 @@ async fn a_role_with_too_few_connections_is_rejected() {
 }
 
 #[tokio::test]
-async fn an_address_in_use_is_named() {
+async fn the_error_names_an_address_in_use() {
     let core = Core::start().await;
     let directory = tempfile::tempdir().unwrap();
     let (taken, free) = (core.listen().to_string(), free_address().to_string());

@@ -34,7 +34,7 @@ async fn core_reads_both_urls_from_files() {
 }
 
 #[tokio::test]
-async fn a_missing_file_or_a_duplicate_url_is_named() {
+async fn the_error_names_a_missing_file_or_a_duplicate_url() {
     let directory = tempfile::tempdir().unwrap();
     let url = directory.path().join("url");
     fs::write(&url, "postgres://nowhere/").unwrap();

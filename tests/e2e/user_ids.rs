@@ -92,7 +92,7 @@ async fn an_edge_with_another_setting_gets_an_error_naming_both() {
 }
 
 #[tokio::test]
-async fn verbatim_ids_of_a_back_end_are_refused_by_name() {
+async fn the_error_for_a_back_ends_verbatim_id_names_the_pinned_ids() {
     let core = pinned().await;
     let refused = core.claim("demo", "alice", "k").await.refused(503, "user_ids_differ");
     assert!(refused.json()["detail"].as_str().unwrap().contains(PINNED));

@@ -9,6 +9,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr)]
 #![allow(missing_docs)] // a test binary has no published documentation
 
+mod answers;
 mod explore;
 mod initial_state;
 mod judge;
@@ -20,7 +21,6 @@ mod protocol;
 mod registry;
 mod regressions;
 mod schedule;
-mod told;
 mod track;
 mod user_ids;
 mod world;

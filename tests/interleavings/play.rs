@@ -12,9 +12,9 @@ use support::inspect::key;
 use support::wait::holds;
 use support::{SOON, eventually};
 
+use super::answers::{Acknowledged, AnswerLog};
 use super::initial_state::InitialState;
 use super::node::{Reply, TestCore};
-use super::told::{Acknowledged, AnswerLog};
 use super::track::Log;
 use super::world::World;
 

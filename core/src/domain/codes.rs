@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_wrong_line_is_named() {
+    fn the_error_names_the_first_wrong_line() {
         let line = |number: u32| Err((Code::InvalidRequest, Some(format!("line {number}"))));
         assert_eq!(parsed("A1\nB2\nA1\n"), line(3), "repeated");
         assert_eq!(parsed("code\nA1\n\"A1\"\n"), line(3), "repeated in quotes");

@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_bad_line_is_named() {
+    fn the_error_names_the_first_bad_line() {
         for (file, line) in [
             ("", "line 1"),
             ("ann,1\n", "line 1"),
@@ -538,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_line_that_exceeds_a_limit_is_named() {
+    fn the_error_names_the_first_line_that_exceeds_a_limit() {
         let file = "user_id,quantity,claimed_at\nann,1,2026-02-01T00:00:00Z\nann,1,2026-02-01T15:59:59Z\n\
                     ann,1,2026-02-01T16:00:00Z\nbob,2,2026-02-01T00:00:00Z\n";
         for (limits, code, line) in [

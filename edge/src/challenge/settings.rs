@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_setting_is_named() {
+    fn the_error_names_a_wrong_setting() {
         let altcha = |more| [&[(CHALLENGE, "altcha"), (SIGNING_KEY, KEY)][..], &[more]].concat();
         let key = KEY.split_once(':').unwrap().1;
         for (variables, expected) in [

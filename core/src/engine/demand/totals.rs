@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn no_counter_falls_while_its_campaign_is_named() {
+    fn no_counter_falls_while_its_campaign_has_its_own_series() {
         let mut totals = EdgeTotals::default();
         totals.add(vec![refusal("a", 1), refusal("b", 2), refusal("", 4)]);
         assert_eq!(lines(&mut totals, &["a"]), pairs(&[("a", 1), (OTHERS, 2), (UNKNOWN, 4)]));

@@ -43,8 +43,8 @@ pub struct Line {
 impl BusiestCampaigns {
     /// Returns a line for each of the busiest campaigns, at most [`NAMED_MAX`], and a line for all other
     /// campaigns. Busy campaigns have many recent claims, including those that edges `refused` since the last
-    /// scrape, or a large backlog. If two campaigns are equally
-    /// busy, the campaign that is already named keeps its name.
+    /// scrape, or a large backlog. If two campaigns are equally busy, the campaign that is already named keeps
+    /// its name.
     pub fn sample(
         &mut self,
         campaigns: &[Arc<CampaignHandle>],
