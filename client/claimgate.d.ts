@@ -62,7 +62,7 @@ export interface Claim {
 	/** Whether SQL has the claim in its current state; only in `claimById`. */
 	persisted?: boolean | null;
 	/**
-	 * The codes of a granted claim, one for each unit; only in look-ups and lists, and only if the campaign has codes. Empty
+	 * The codes of a granted claim, one for each unit; only in lookups and lists, and only if the campaign has codes. Empty
 	 * until claimgate has stored them, normally within a second.
 	 */
 	codes?: string[] | null;

@@ -173,7 +173,7 @@ struct Storm<'a> {
     addresses: Addresses,
     client: Client,
     token: String,
-    /// Number of look-ups that found codes.
+    /// Number of lookups that found codes.
     looks: AtomicUsize,
     over: AtomicBool,
 }
@@ -184,7 +184,7 @@ impl Storm<'_> {
         let before = self.looks.load(Ordering::Relaxed);
         eventually(SOON, || async {
             let looks = self.looks.load(Ordering::Relaxed) - before;
-            holds(looks >= CALLERS as usize, || format!("{looks} look-ups"))
+            holds(looks >= CALLERS as usize, || format!("{looks} lookups"))
         })
         .await;
     }

@@ -124,7 +124,7 @@ async fn claims(session: &mut Session) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Wins a claim every [`SAMPLE_EVERY`] for `length`. Returns the seconds until each winner's look-up had a code.
+/// Wins a claim every [`SAMPLE_EVERY`] for `length`. Returns the seconds until each winner's lookup had a code.
 async fn winners(server: &Server, campaign: &str, length: Duration) -> anyhow::Result<Vec<f64>> {
     let (started, mut waits) = (Instant::now(), tokio::task::JoinSet::new());
     let mut ticks = tokio::time::interval(SAMPLE_EVERY);

@@ -89,7 +89,7 @@ export class Passes {
 		return between(Math.max(this.#now(), opensAt - LEAD_MS_MAX), Math.max(this.#now(), opensAt - LEAD_MS_MIN));
 	}
 
-	// Finds out whether this edge gives passes at all: then it refuses to give one without a token.
+	// Finds out whether this edge issues passes: then it refuses to issue one without a token.
 	#probe() {
 		this.#isProbed = true;
 		setTimeout(async () => {

@@ -20,7 +20,7 @@ use super::run;
 /// The edge's key.
 pub const SIGNING_KEY: &str = "edge:AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyA";
 
-/// Starts a world whose edge gives passes for proofs of work that a test solves immediately.
+/// Starts a world whose edge issues passes for proofs of work that a test solves immediately.
 async fn altcha_world(name: &str, environment: &str) -> World {
     let variables = [("CHALLENGE", "altcha"), ("PASS_SIGNING_KEY", SIGNING_KEY), ("ALTCHA_ATTEMPTS", "8")];
     World::start(Runtime::from_env(), name, environment, &variables).await

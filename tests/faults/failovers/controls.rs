@@ -112,7 +112,7 @@ async fn no_core_reports_a_claim_that_only_the_primary_has() {
     assert_eq!(site.redis("demo").await.counter("demo", "taken").await, 11, "the primary has it");
     assert_eq!(checker.claim(&site.cores[1], "alice", "k").await, ClaimOutcome::Unknown, "a replay");
     let id = claim_id("demo", "alice", "k");
-    assert_eq!(site.cores[1].once().look_up(&id).await.status, 503, "a look-up");
+    assert_eq!(site.cores[1].once().look_up(&id).await.status, 503, "a lookup");
     row.kill();
     site.topology.server(primary).process().kill();
     site.topology.promoted_after("demo", primary).await;
