@@ -18,7 +18,7 @@ const config :Workerd.Config = (
     (name = "core-8", worker = .bare),
     # It also needs a binding for the unused trace collector.
     (name = "collector", worker = .bare),
-    # And to the networks of an issuer's keys, of which it is not told either.
+    # It also needs bindings for the networks of an issuer's keys, which it does not use either.
     (name = "network", worker = .bare),
     (name = "loopback", worker = .bare),
   ],

@@ -22,7 +22,7 @@ if not campaign then return { 'not_ready', why } end
 if redis.call('HGET', codes_key, SENTINEL) ~= string.format('%.0f', campaign.loaded_epoch) then
   return { 'not_ready', 'sentinel' }
 end
--- Several cores remove entries, not always the oldest first. The first one left tells: events are in order.
+-- Several cores remove entries, not always the oldest first. The first entry left decides: events are in order.
 local first = redis.call('XRANGE', outbox_key, '1', '+', 'COUNT', 1)[1]
 if first then
   local head = first[2][2]

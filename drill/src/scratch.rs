@@ -152,7 +152,7 @@ impl Scratch {
     }
 }
 
-/// Returns an id made of `drill-`, the time, so that people can tell campaigns apart, and a random suffix
+/// Returns an id made of `drill-`, the time, so that people can distinguish campaigns, and a random suffix
 /// that makes the id unique.
 fn id(now: Timestamp, random: &str) -> Result<CampaignId, DrillError> {
     let digits: String = now.to_string().chars().filter(char::is_ascii_digit).take(14).collect();

@@ -100,7 +100,7 @@ impl ClaimHead {
     }
 
     /// Rejects a claim that core is certain to deny at `now`, judging by the cached campaign. A retry always
-    /// passes: its claim may have been granted, and only core can tell. `has_pass` says whether a pass came with
+    /// passes: its claim may have been granted, and only core knows. `has_pass` says whether a pass came with
     /// the claim that is valid or not verified yet.
     ///
     /// # Errors

@@ -141,7 +141,7 @@ impl ClaimBatch {
 pub enum Attempt {
     /// The first try: the claim was never sent before, so it cannot have been granted.
     First,
-    /// Possibly a retry of a claim that was granted. Only Redis can tell.
+    /// Possibly a retry of a claim that was granted. Only Redis can decide.
     Unknown,
 }
 

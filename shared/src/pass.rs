@@ -1,4 +1,4 @@
-//! Passes: a campaign's rule that a claim needs one, and what the edge tells core about a pass that it has verified.
+//! Passes: a campaign's rule that a claim needs one, and what the edge sends core about a pass that it has verified.
 
 use std::fmt;
 use std::num::NonZeroU32;

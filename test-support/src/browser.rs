@@ -90,7 +90,7 @@ async fn driver() -> &'static Driver {
 async fn start_driver() -> Driver {
     let directory = emptied("browser");
     // Chromium dies with its driver, and the driver with the tests. The driver expects a page, which this Chromium opens
-    // only if told to.
+    // only if its URL is an argument.
     let wrapper = directory.join("chromium");
     let script = format!("#!/bin/sh\nexec setpriv --pdeathsig KILL -- {CHROMIUM} \"$@\" about:blank\n");
     fs::write(&wrapper, script).unwrap();

@@ -113,7 +113,7 @@ async fn each_campaign_change_is_logged_once() {
     let count = |message: &str| demo.iter().filter(|line| *line == message).count();
     assert!(count("loaded from SQL") > 3, "it is loaded when it is created and after each damage: {demo:#?}");
     let minutes = usize::try_from(began.elapsed().as_secs() / 60).unwrap();
-    assert!((1..=minutes + 1).contains(&count("not ready")), "that is told once a minute: {demo:#?}");
+    assert!((1..=minutes + 1).contains(&count("not ready")), "logged once per minute: {demo:#?}");
     let all = lines(&core);
     let line = |message: &str| all.iter().find(|line| line["fields"]["message"] == message).unwrap();
     let changed = &line("campaign changed")["fields"];

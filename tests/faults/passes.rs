@@ -163,11 +163,11 @@ async fn the_pass_is_judged_between_the_window_and_the_limits() {
     claim(&core, "demo", "a", "k3", "shown:2").await.expect(201);
     claim(&core, "demo", "a", "k4", "shown:9").await.expect(201);
     claim(&core, "demo", "a", "k5", "shown:9").await.refused(409, "user_limit_reached");
-    // A back end's token counts as a pass.
+    // A back end's token serves as a pass.
     core.claim("demo", "b", "k").await.expect(201);
     let batch = core.claim_batch(&[claim_body("demo", "c", "k", 1)]).await.expect(200).json();
     assert_eq!(batch["results"][0]["status"], 201, "{batch}");
-    // Sold out, but a claim without a pass is still told what it lacks.
+    // Sold out, but a claim without a pass still gets `pass_required`.
     claim(&core, "demo", "d", "k", SHOWN).await.refused(409, "sold_out");
     claim(&core, "demo", "e", "k", "").await.refused(403, "pass_required");
 }

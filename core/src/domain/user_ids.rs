@@ -17,7 +17,7 @@ pub struct PinnedScheme {
 impl PinnedScheme {
     /// Returns whether a campaign may get the window `after` instead of `before`. A campaign that had ended at
     /// [`Self::since`] stays ended, because its users may have claims under former ids. This also forbids an end that
-    /// has passed since: a later change could not tell that the campaign had ended.
+    /// has passed since: a later change could not detect that the campaign had ended.
     pub fn allows_window(&self, before: Window, after: Window) -> bool {
         let was_over = |window: Window| window.ends_at().is_some_and(|end| end <= self.since);
         !was_over(before) || was_over(after)

@@ -40,7 +40,7 @@ impl NamedKey {
         format!("{:?}", self.kid.iter().flat_map(|kid| kid.chars().take(KID_CHARS_MAX)).collect::<String>())
     }
 
-    /// Returns whether a token's header cannot tell the two keys apart.
+    /// Returns whether a token's header cannot distinguish the two keys.
     fn is_confusable_with(&self, other: &Self) -> bool {
         self.kid.is_some() && self.kid == other.kid && self.key.kind.kty() == other.key.kind.kty()
     }

@@ -10,7 +10,7 @@ const AUDIENCE: &str = "USER_JWT_AUD";
 const REQUIRE: &str = "USER_JWT_REQUIRE";
 /// The value of [`AUDIENCE`] for tokens without `aud`.
 const NO_AUDIENCE: &str = "none";
-/// Claims with rules of their own. They do not tell tokens for this deployment from others.
+/// Claims with separate rules. They do not distinguish tokens for this deployment from others.
 const NOT_REQUIRABLE: [&str; 5] = ["iss", "aud", "sub", "exp", "nbf"];
 
 /// Reads the rules with `variable`; `None` if a value is wrong.

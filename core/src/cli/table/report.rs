@@ -19,7 +19,7 @@ pub fn report(report: &DemandReport, zone: &TimeZone) -> String {
     if !report.refusals.by_reason.is_empty() {
         parts.push(reasons(report));
     }
-    // Of a long sale, the minutes around the peak tell more than the whole.
+    // For a long sale, the minutes around the peak are more informative than the whole.
     let timeline = report.busiest.as_ref().unwrap_or(&report.timeline);
     if !timeline.slices.is_empty() {
         parts.push(course(timeline, zone));
