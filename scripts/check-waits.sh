@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Whether a test could fail only because the machine is slow: each limit of a wait must be SOON, promised(…) or 20 s and
-# more, and nothing may open or end some seconds from now, unless a comment "real time" says why lateness does no harm.
+# Finds tests that could fail only because the machine is slow. Each limit of a wait must be SOON,
+# promised(…), or at least 20 s. Nothing may open or end some seconds from now. The exception is a line
+# with a comment "real time", which says why lateness does no harm.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs tests, or a build, within deadlines. Copies their output as it arrives. Once one test, or all together, take too
-# long, prints the names of the tests that run, the stacks of their threads and all processes, and ends them with status
-# 124.
+# Runs tests, or a build, within deadlines, and copies their output as it arrives. If one test, or all tests together,
+# take too long, the script ends them with status 124. Before, it prints the names of the running tests, the stacks of
+# their threads, and all processes.
 #
 #   scripts/within.sh cargo test --workspace --test e2e -- --format=pretty
 #

@@ -6,9 +6,9 @@
 //! before, and its reply lost, followed by the same protocol again and by a recovery check. On PostgreSQL only pairs in
 //! which both protocols rewrite the campaign in Redis are played, without crashes and lost replies.
 //!
-//! `INTERLEAVINGS_ALL=1` plays every pair at every step and on both databases, crashes and lost replies before every
-//! protocol, and every pair with both stopped, each before every step that may write. `INTERLEAVINGS_SHARE=4` plays one in
-//! four pairs, drawn by `SEED`.
+//! `INTERLEAVINGS_ALL=1` plays every pair at every step and on both databases, with crashes and lost replies before
+//! every protocol. It also plays every pair with both protocols stopped, each before every step that may write.
+//! `INTERLEAVINGS_SHARE=4` plays one in four pairs, drawn by `SEED`.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

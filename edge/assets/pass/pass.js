@@ -42,8 +42,8 @@ export class Passes {
 	#user; #version; #nextAt; #isProbed; #givesNone; #getting; #failures = 0;
 	#campaign; #ask; #now; #changed; #box; #language;
 
-	// `ask(path, options)` sends a request as the current user, `now()` is the server's time, `changed()` is called after each
-	// change of state, `box` is the element for a widget in `language()`.
+	// `ask(path, options)` sends a request as the current user. `now()` is the server's time. `changed()` is called after each
+	// change of state. `box` is the element for a widget in `language()`.
 	constructor({ campaign, ask, now, changed, box, language }) {
 		[this.#campaign, this.#ask, this.#now, this.#changed, this.#box, this.#language] = [campaign, ask, now, changed, box, language];
 	}

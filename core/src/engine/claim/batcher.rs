@@ -231,9 +231,9 @@ impl Worker {
         let mut batch = Vec::new();
         while queue.recv_many(&mut batch, 1).await > 0 {
             // Acquire the permit before filling the batch: claims that arrive while all calls are in flight
-            // join the next call. While a call is in flight on any thread, a second call is worthwhile only
-            // with a full batch, because much of Redis' work for a call does not depend on the number of
-            // claims. With a maximum of one claim, every batch is full.
+            // join the next call. While a call is in flight on any thread, only a full batch is worth a second
+            // call: much of Redis' work for a call does not depend on the number of claims. With a maximum of
+            // one claim, every batch is full.
             let partial = queue.len() + 1 < batch_max;
             let Some(permit) = self.state.begin_call(partial).await else { return };
             while batch.len() < batch_max

@@ -197,9 +197,9 @@ impl SqlStore {
         self.pool.all("sql:campaigns_with_pending_codes", query).await?.iter().map(campaigns::read).collect()
     }
 
-    /// Records that Redis has the codes of all claims with code numbers before `to`, or of all claims that had
-    /// code numbers in `campaign`, its state before the codes were read. Changes nothing if the campaign has been
-    /// reloaded since.
+    /// Records that Redis has the codes of all claims with code numbers before `to`. Without `to`, these are all
+    /// claims that had code numbers in `campaign`, the state before the codes were read. Changes nothing if the
+    /// campaign has been reloaded since.
     pub(crate) async fn set_pending_from(
         &self,
         campaign: &Campaign,

@@ -37,11 +37,11 @@ const INDEXES: &str = "SELECT CAST(tables.relname AS TEXT), CAST(indexes.relname
     AND EXISTS (SELECT FROM unnest(indcollation) AS used WHERE used NOT IN (0, 'pg_catalog.\"C\"'::regcollation)) \
     ORDER BY array_position({tables}, tables.relname), indexes.relname";
 
-/// Timeout of building or dropping an index for each older transaction.
+/// Timeout of the wait for each older transaction while an index is built or dropped.
 const BUILD_WAIT: &str = "10s";
 /// Timeout of the conversion's wait for the locks of all tables. Other calls wait behind it.
 const LOCK_WAIT: &str = "1s";
-/// Retry period of the conversion for these locks. An export of the database may hold one for hours.
+/// Time for which the conversion tries to get these locks. An export of the database may hold one for hours.
 const ATTEMPTS_MAX: Duration = Duration::from_mins(1);
 /// The pause before the next attempt.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -58,9 +58,9 @@ const UNLOCK: &str = "SELECT pg_advisory_unlock(27988534159832165)";
 /// expect that. They reconnect.
 ///
 /// # Errors
-/// If the role does not own the tables, if a row is stored twice, see [`problem`], or if another session keeps a
-/// table locked or has a transaction open for long. Nothing has changed then; an index that replaces another one
-/// may be left until the next start.
+/// The role does not own the tables, a row is stored twice (see [`problem`]), or another session keeps a table
+/// locked or a transaction open for long. Nothing has changed then. An index that replaces another index may
+/// remain until the next start.
 pub(super) async fn compare_by_bytes(connection: &mut AnyConnection) -> Result<(), Error> {
     execute(connection, NAME_SESSION.to_owned()).await?;
     if indexes_to_convert(connection).await?.is_empty() {
