@@ -32,7 +32,7 @@ build-core:
 build-worker:
 	@scripts/build-worker.sh
 
-bare: ## run `make up` in a bare Debian root like a newcomer with sudo (15 minutes); OPTIONS=--setup-only tests only the set-up
+bare: ## run `make up` in a minimal Debian root file system like a newcomer with sudo (15 minutes); OPTIONS=--setup-only tests only the set-up
 	@exec scripts/bare.sh $(OPTIONS)
 
 bench: ## measure claimgate and its baselines, within 12 minutes; OPTIONS="--only batcher"; see bench/README.md

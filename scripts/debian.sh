@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Creates a bare Debian root from this machine's package sources. bare.sh, package.sh and tests/packages.sh source this.
+# Creates a minimal Debian root file system from this machine's package sources. bare.sh, package.sh and
+# tests/packages.sh source this.
 
 # Prints the codename of this machine's Debian release; fails on other systems.
 debian_codename() {

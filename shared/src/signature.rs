@@ -380,7 +380,7 @@ mod tests {
         }
     }
 
-    /// Each combination of mark, scheme and pass is a meaning of its own. The strings include those of other fields.
+    /// Each combination of mark, scheme and pass has a distinct meaning. The strings include those of other fields.
     #[test]
     fn no_request_with_one_meaning_verifies_as_another() {
         let schemes = ["", "1", "hmac:VR1TK4", "verbatim:VR1TK4", "user-ids:hmac:VR1TK4", "hmac:VR1TK4\u{0}"];

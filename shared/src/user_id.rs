@@ -90,7 +90,7 @@ impl Scheme {
         format!("{}_", self.fingerprint())
     }
 
-    /// Returns whether `user` can be an id of this scheme. Only ids by HMAC have a shape of their own.
+    /// Returns whether `user` can be an id of this scheme. Only ids by HMAC have a recognizable shape.
     pub fn admits(&self, user: &UserId) -> bool {
         match self.form {
             Form::Verbatim => true,

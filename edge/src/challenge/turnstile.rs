@@ -116,7 +116,7 @@ impl Turnstile {
         if status >= 500 {
             return Verdict::Unanswered(format!("status {status}"));
         }
-        // Not a type of its own: the code that parses it would make the Worker larger.
+        // Not a separate type: the code that parses it would make the Worker larger.
         let answer: Value = serde_json::from_slice(body).unwrap_or_default();
         let text = |member: &str| bounded(answer[member].as_str().unwrap_or_default());
         match answer["success"].as_bool() {

@@ -1,6 +1,6 @@
 //! Passes: who may claim from a campaign that requires one.
 //!
-//! A pass is a JWT of its own `typ`, so no user's token is a pass and no pass a user's token.
+//! A pass is a JWT with a separate `typ`, so no user's token is a pass and no pass a user's token.
 
 use std::num::NonZeroU32;
 

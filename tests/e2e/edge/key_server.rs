@@ -24,7 +24,7 @@ pub enum Answer {
     Endless,
     /// An answer after this time.
     Slow(Duration, Box<Answer>),
-    /// An answer of which a byte is sent at each such interval.
+    /// An answer that is sent one byte per interval.
     Trickle(Duration, Box<Answer>),
 }
 

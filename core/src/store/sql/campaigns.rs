@@ -196,7 +196,7 @@ impl SqlStore {
         self.page(&self.pool.all("sql:campaigns", query).await?, limit)
     }
 
-    /// Builds a page from `rows`, of which there are at most `limit`.
+    /// Builds a page from at most `limit` `rows`.
     pub(super) fn page(&self, rows: &[AnyRow], limit: u32) -> Result<CampaignPage, SqlError> {
         let mut page = CampaignPage::default();
         for row in rows {

@@ -67,7 +67,7 @@ pub(super) struct Connections {
     permits: Arc<Semaphore>,
     /// Idle connections; the most recently used one is the last.
     idle: Mutex<Vec<Idle>>,
-    /// A value of which each open connection holds a clone: the reference count shows the number of open
+    /// Each open connection holds a clone of this value: the reference count shows the number of open
     /// connections.
     open: Arc<()>,
 }
