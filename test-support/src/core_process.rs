@@ -32,6 +32,8 @@ pub struct CoreOptions {
     program: Option<PathBuf>,
     /// Limit of open files and connections; `None` inherits the test's limit.
     descriptors: Option<u32>,
+    /// The file in place of `/etc/hosts`; `None` keeps that.
+    hosts: Option<PathBuf>,
     /// `None` chooses a free address.
     listen: Option<SocketAddr>,
     /// `None` chooses a free address.
@@ -94,6 +96,13 @@ impl CoreOptions {
         self
     }
 
+    /// Gives core its own `/etc/hosts`. Needs root.
+    #[must_use]
+    pub fn with_hosts(mut self, hosts: PathBuf) -> Self {
+        self.hosts = Some(hosts);
+        self
+    }
+
     /// Sets the address of the internal API, which a restart keeps.
     #[must_use]
     pub fn listen_at(mut self, listen: SocketAddr) -> Self {
@@ -126,6 +135,11 @@ impl CoreOptions {
     fn command(&self) -> Command {
         let program = self.program.clone().unwrap_or_else(binary::claimgate);
         let mut wrapper = vec![];
+        if let Some(hosts) = &self.hosts {
+            let bind = "mount --bind \"$0\" /etc/hosts && exec \"$@\"";
+            wrapper.extend(["unshare", "--mount", "sh", "-c", bind].map(str::to_owned));
+            wrapper.push(hosts.display().to_string());
+        }
         if let Some(descriptors) = self.descriptors {
             wrapper.extend(["prlimit".to_owned(), format!("--nofile={descriptors}:{descriptors}")]);
         }

@@ -23,7 +23,7 @@ const LAYERS: [(&str, &[&str]); 22] = [
     ("log", &["config", "metrics"]),
     ("domain", &["nearest"]),
     ("store::redis", &["domain", "metrics", "redis_address", "step"]),
-    ("store::sql", &["domain", "step"]),
+    ("store::sql", &["connect", "domain", "step"]),
     (
         "engine",
         &[

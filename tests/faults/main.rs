@@ -34,6 +34,7 @@ mod log_storm;
 mod logs;
 mod machine;
 mod migrations;
+mod names;
 mod outbox;
 mod passes;
 mod plans;

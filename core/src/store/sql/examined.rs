@@ -4,7 +4,7 @@ use sqlx::{AnyConnection, Connection as _, Row as _};
 
 use super::limits::{self, LowConnectionLimit};
 use super::server::{self, Writable};
-use super::{SqlError, collation, encoding, pooler, statements};
+use super::{SqlError, address, collation, encoding, pooler, statements};
 
 /// A connection for checks, which works even if no core serves the database.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ impl ExaminedDatabase {
     /// Connects to the database at `url`.
     pub(crate) async fn connect(url: &str) -> Result<Self, SqlError> {
         sqlx::any::install_default_drivers();
-        Ok(Self(AnyConnection::connect(url).await?))
+        Ok(Self(address::open(url).await?))
     }
 
     /// Closes the connection.

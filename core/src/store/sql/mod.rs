@@ -22,6 +22,7 @@
 //! see [`prepare`].
 
 mod additions;
+mod address;
 mod audit;
 mod campaigns;
 mod changes;
@@ -219,7 +220,7 @@ impl SqlStore {
         // No limits are set for this connection on the server, because building an index on a large table
         // takes long.
         let connecting = async {
-            let mut connection = AnyConnection::connect(url).await?;
+            let mut connection = address::open(url).await?;
             server::require_writable(&mut connection).await?;
             Ok(connection)
         };

@@ -11,9 +11,10 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use sqlx::{AnyConnection, Connection as _, Error, Row as _};
+use sqlx::{AnyConnection, Error, Row as _};
 use tokio::time::{Instant, timeout_at};
 
+use super::address;
 use crate::domain::store_fault::{FaultKind, StoreFault};
 
 /// The time limit for opening a connection. A caller's own limit may be shorter.
@@ -281,7 +282,7 @@ pub(super) fn is_file(url: &str) -> bool {
 
 /// Opens and prepares a connection to a server that accepts writes.
 async fn connect(url: &str) -> Result<AnyConnection, Error> {
-    let mut connection = AnyConnection::connect(url).await?;
+    let mut connection = address::open(url).await?;
     prepare(&mut connection).await?;
     require_writable(&mut connection).await?;
     Ok(connection)

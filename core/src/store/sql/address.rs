@@ -1,0 +1,52 @@
+//! The addresses of a PostgreSQL server. The driver waits for each address of a name in turn, for as long as the system
+//! does: minutes, if the first one swallows packets.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use futures_util::future::{Either, select};
+use sqlx::{AnyConnection, Connection as _, Error};
+use tokio::net::lookup_host;
+use tokio::time::timeout;
+use url::{Host, Url};
+
+use crate::connect::connect;
+
+/// The port of PostgreSQL if the URL names none.
+const PORT: u16 = 5432;
+/// The time after which the other addresses of the name are tried as well. The driver itself has to begin: it presents the
+/// name to the server, which some servers need and `sslmode=verify-full` compares with the certificate.
+const NAME_ONLY: Duration = Duration::from_millis(500);
+
+/// Opens a connection to the database at `url`. If the server's name has several addresses and the driver is still waiting
+/// for one of them, opens a connection at the first address that answers.
+pub(super) async fn open(url: &str) -> Result<AnyConnection, Error> {
+    let mut by_name = pin!(AnyConnection::connect(url));
+    if let Ok(opened) = timeout(NAME_ONLY, &mut by_name).await {
+        return opened;
+    }
+    match select(by_name, pin!(by_address(url))).await {
+        Either::Left((opened, _)) | Either::Right((Some(opened @ Ok(_)), _)) => opened,
+        Either::Right((_, by_name)) => by_name.await,
+    }
+}
+
+/// Opens a connection at the first address that answers; `None` if none answers, or if it is the one that the driver
+/// tries first.
+async fn by_address(url: &str) -> Option<Result<AnyConnection, Error>> {
+    let mut url = Url::parse(url).ok()?;
+    let Some(Host::Domain(name)) = url.host() else { return None };
+    if !url.scheme().starts_with("postgres") || url.query_pairs().any(|(key, _)| key.starts_with("host")) {
+        return None;
+    }
+    let addresses: Vec<_> = lookup_host((name, url.port().unwrap_or(PORT))).await.ok()?.collect();
+    if addresses.len() < 2 {
+        return None;
+    }
+    let address = connect(&addresses).await.and_then(|stream| stream.peer_addr()).ok()?;
+    if address == addresses[0] {
+        return None;
+    }
+    url.query_pairs_mut().append_pair("hostaddr", &address.ip().to_string());
+    Some(AnyConnection::connect(url.as_str()).await)
+}
