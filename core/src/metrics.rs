@@ -85,7 +85,7 @@ totals! {
     RELAYED = "claimgate_relayed_events_total", "Events committed to SQL";
     DEAD_LETTERS = "claimgate_dead_letters_total", "Malformed outbox entries moved to the dead letters";
     DELETED = "claimgate_deleted_events_total", "Events whose outbox entries were deleted before they were relayed to SQL";
-    LOST = "claimgate_lost_events_total", "Events that SQL has lost, found by comparing it with Redis after an outage";
+    LOST = "claimgate_lost_events_total", "Events, rules and campaigns that SQL had stored and has lost, restored or not";
     LOADS = "claimgate_loads_total", "Campaigns loaded from SQL into Redis";
     ADOPTIONS = "claimgate_adoptions_total", "Campaigns that continued unchanged on a promoted server";
     LEASE_LOSSES = "claimgate_lease_losses_total", "Leases that this core lost while it was using them";

@@ -19,6 +19,15 @@ use crate::fixture::Fixture;
 /// load of one campaign.
 const RESTORED_MAX: Duration = Duration::from_secs(3);
 
+/// Waits until `core` has counted, for the alarm, at least `more` of what SQL has lost.
+async fn reports_lost(core: &Core, more: u64) {
+    eventually(SOON, || async {
+        let lost: u64 = core.metric("claimgate_lost_events_total").await.expect("a counter");
+        holds(lost >= more, || format!("{lost} were reported"))
+    })
+    .await;
+}
+
 /// Waits until core's reconciliation finds no difference between the stores.
 async fn agrees(fixture: &Fixture) {
     eventually(SOON, || async {
@@ -112,6 +121,7 @@ async fn old_rules_never_return_without_an_admin() {
         })
         .await;
         agrees(&fixture).await;
+        reports_lost(core, 1).await;
         core.claim("demo", "bob", "k").await.refused(403, "paused");
         let audit = fixture.sql.audit("demo").await;
         let restored = audit.last().expect("an entry");
@@ -203,6 +213,7 @@ async fn a_campaign_row_lost_by_sql_is_restored() {
         let rows = fixture.sql.until("demo", 5).await;
         assert!(rows.iter().all(support::SqlClaim::stands), "{rows:?}");
         agrees(&fixture).await;
+        reports_lost(core, 1).await;
         for at in 5..10 {
             core.claim("demo", &format!("u{at}"), "k").await.expect(201);
         }
@@ -252,6 +263,7 @@ async fn claims_missing_from_an_older_sql_copy_are_restored() {
         core.claim("demo", "u20", "k").await.expect(201);
         fixture.sql.until("demo", 21).await;
         agrees(&fixture).await;
+        reports_lost(core, 10).await;
         for at in 21..30 {
             core.claim("demo", &format!("u{at}"), "k").await.expect(201);
         }

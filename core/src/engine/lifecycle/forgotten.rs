@@ -118,6 +118,7 @@ impl Recovery {
         }
         tracing::error!(campaign = %known.id, "SQL has lost the campaign; restoring its row");
         self.stores.sql.restore_row(&known, clock::now()).await?;
+        metrics::LOST.add(1);
         Ok(self.stores.sql.campaign(&known.id).await?.unwrap_or_else(|| (*known).clone()))
     }
 
@@ -141,6 +142,8 @@ impl Recovery {
             return Ok(Some(row));
         }
         tracing::error!(campaign = %row.id, version = %latest.version, "SQL has lost the campaign's rules; restoring them");
-        Ok(self.stores.sql.restore(&row, &latest, &suspended.additions, clock::now()).await?)
+        let restored = self.stores.sql.restore(&row, &latest, &suspended.additions, clock::now()).await?;
+        metrics::LOST.add(restored.is_some().into());
+        Ok(restored)
     }
 }

@@ -351,6 +351,10 @@ impl Recovery {
         }
         let rescued = self.rescue(handle, row, suspended, lacking).await?;
         if rescued > 0 {
+            // A loss that only an operator repairs has been counted when it was found.
+            if handle.suspects_sql_loss() {
+                metrics::LOST.add(rescued);
+            }
             tracing::error!(campaign = %row.id, rescued, "SQL had lost claims that Redis holds: they have been restored");
         }
         Ok(rescued)
