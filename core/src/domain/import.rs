@@ -424,6 +424,16 @@ mod tests {
         Import::parse(file.as_bytes(), &campaign("{}"), "2026-03-01T00:00:00Z".parse().unwrap())
     }
 
+    /// Parsing would take more memory than the packaged core has: see [`LINES_MAX`].
+    #[test]
+    fn a_file_of_too_many_lines_is_rejected_unparsed() {
+        let rejected = |lines: u32| import(&"\n".repeat(lines.try_into().unwrap())).unwrap_err().code;
+        assert_eq!(rejected(LINES_MAX + 1), Code::PayloadTooLarge);
+        assert_eq!(rejected(LINES_MAX), Code::InvalidRequest, "the header is missing");
+        let (file_max, memory_max) = (256 << 20, 1_u64 << 30);
+        assert!(u64::from(LINES_MAX) * 200 + file_max < memory_max);
+    }
+
     #[test]
     fn lines_are_counted_with_any_line_ending() {
         for (text, lines) in
