@@ -28,7 +28,7 @@ if [ "${SLOW:-}" = 1 ]; then slow=(scripts/slow.sh); fi
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
 tree=$(git rev-parse --verify --quiet 'HEAD^{tree}' || echo 1)
 export SEED=${SEED:-$((16#${tree:0:8}))}
-# The gate plays one in four pairs of protocols, drawn by SEED; `make soak` plays all.
+# The gate plays one in four pairs of protocols, drawn by SEED, and all in which SQL forgets; `make soak` plays all.
 export INTERLEAVINGS_SHARE=${INTERLEAVINGS_SHARE:-4}
 
 rm -rf $logs

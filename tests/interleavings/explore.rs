@@ -112,12 +112,15 @@ fn pairs() -> Vec<Pair> {
     drawn(pairs)
 }
 
-/// Returns one in `INTERLEAVINGS_SHARE` of `pairs`, drawn by `SEED`.
+/// Returns all `pairs` in which SQL forgets, and one in `INTERLEAVINGS_SHARE` of the others, drawn by `SEED`.
 fn drawn(mut pairs: Vec<Pair>) -> Vec<Pair> {
     let Ok(share) = std::env::var("INTERLEAVINGS_SHARE") else { return pairs };
     let share: u64 = share.parse().expect("INTERLEAVINGS_SHARE is a whole number");
     let (mut rng, all) = (Rng::seeded("the pairs that are played"), pairs.len());
-    pairs.retain(|_| rng.next_number().is_multiple_of(share));
+    pairs.retain(|pair| {
+        let is_drawn = rng.next_number().is_multiple_of(share);
+        is_drawn || [pair.a, pair.b].contains(&Protocol::Forget)
+    });
     println!("{} of {all} pairs are played", pairs.len());
     pairs
 }
