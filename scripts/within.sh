@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs tests, or a build, within deadlines, and copies their output as it arrives. If one test, or all tests together,
-# take too long, the script ends them with status 124. Before, it prints the names of the running tests, the stacks of
-# their threads, and all processes.
+# take too long, the script prints the names of the running tests, the stacks of their threads and all processes, and then
+# ends them with status 124.
 #
 #   scripts/within.sh cargo test --workspace --test e2e -- --format=pretty
 #
@@ -17,7 +17,8 @@ declare -A began=()
 # `timeout` makes a process group and passes signals on to it. Its own deadline is for a caller who stopped reading.
 exec {output}< <(exec timeout --kill-after=30 $((total_s + 120)) "$@" 2>&1 </dev/null)
 group=$!
-trap 'kill -TERM $group 2>/dev/null; exit 130' INT TERM HUP
+trap 'kill -TERM $group 2>/dev/null; exit 130' INT HUP
+trap 'late "ended from outside"' TERM
 
 # note LINE: follows which tests run.
 note() {
