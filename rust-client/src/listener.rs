@@ -19,6 +19,10 @@ use crate::{Answer, Error, Retries};
 /// Timeout of a call, longer than claimgate's own for any call but an import.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Timeout of connecting, divided evenly among the addresses of a name. Without one, the first address that swallows
+/// packets would use all of [`TIMEOUT`].
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// The maximum `Retry-After`, a day. Longer values are capped.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(86_400);
 
@@ -45,7 +49,8 @@ impl Listener {
             return Err(invalid(" without a user name"));
         }
         // A redirect would turn the POST of a claim into a GET.
-        let client = Client::builder().timeout(TIMEOUT).no_proxy().redirect(Policy::none());
+        let client = Client::builder().timeout(TIMEOUT).connect_timeout(CONNECT_TIMEOUT);
+        let client = client.no_proxy().redirect(Policy::none());
         let client = client.tls_backend_preconfigured(tls(url.scheme() == "https")?).build();
         let client = client.map_err(|error| Error::Setup(error_text(error)))?;
         let address = address.trim_end_matches('/').to_owned();

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use crate::client::client;
 use crate::core_client::{API_TOKEN, CoreClient, campaign};
 use crate::limits::SOON;
-use crate::process::{self, Process, Signal, command, free_address};
+use crate::process::{self, Process, Signal, command, free_address, with_hosts};
 use crate::redis_server::Kind;
 use crate::topology::Topology;
 use crate::wait::{eventually, holds};
@@ -136,9 +136,7 @@ impl CoreOptions {
         let program = self.program.clone().unwrap_or_else(binary::claimgate);
         let mut wrapper = vec![];
         if let Some(hosts) = &self.hosts {
-            let bind = "mount --bind \"$0\" /etc/hosts && exec \"$@\"";
-            wrapper.extend(["unshare", "--mount", "sh", "-c", bind].map(str::to_owned));
-            wrapper.push(hosts.display().to_string());
+            wrapper.extend(with_hosts(hosts));
         }
         if let Some(descriptors) = self.descriptors {
             wrapper.extend(["prlimit".to_owned(), format!("--nofile={descriptors}:{descriptors}")]);

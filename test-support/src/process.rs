@@ -61,6 +61,12 @@ pub fn command(program: &Path) -> Command {
     command
 }
 
+/// Returns the words before a command that give it `hosts` as its `/etc/hosts`. Needs root.
+pub fn with_hosts(hosts: &Path) -> [String; 6] {
+    let bind = "mount --bind \"$0\" /etc/hosts && exec \"$@\"";
+    ["unshare", "--mount", "sh", "-c", bind, &hosts.display().to_string()].map(str::to_owned)
+}
+
 impl Process {
     /// Starts `command`, which must come from [`command`].
     pub fn start(command: Command) -> Self {
