@@ -9,7 +9,7 @@ const OPERATIONS: &str = include_str!("../../docs/operations.md");
 const METRICS: &str = include_str!("../../core/src/metrics.rs");
 
 /// Conditions that must raise an alarm, each a part of a rule's expression.
-const WATCHED: [&str; 21] = [
+const WATCHED: [&str; 23] = [
     "up{job=",
     "claimgate_up{part=\"redis\"}",
     "claimgate_up{part=\"sql\"}",
@@ -26,6 +26,8 @@ const WATCHED: [&str; 21] = [
     "claimgate_redis_starts_total",
     "code=\"campaign_not_ready\"",
     "code=\"overloaded\"",
+    "code=\"unavailable\"",
+    "code=\"user_ids_differ\"",
     "claimgate_decision_seconds",
     "claimgate_webhooks_disabled",
     "claimgate_claims_without_codes",

@@ -15,6 +15,7 @@ use support::process::{Process, Signal, command, free_address, signal_pid};
 use support::promotion::has_members;
 use support::redis_server::Kind;
 use support::sentinel::SentinelSet;
+use support::signing::Signed;
 use support::topology::OWN;
 use support::wait::{holds, until_status};
 use support::{Core, CoreOptions, RedisView, SOON, binary, eventually, only_on, undisturbed};
@@ -194,6 +195,7 @@ async fn alarms_fire_for_redis_sql_outbox_webhooks_and_core() {
     }
     prometheus_server.fires("ClaimgateWebhookEventsParked").await;
     prometheus_server.fires("ClaimgateWebhookDisabled").await;
+    is_called_with_other_user_ids(&core, &prometheus_server).await;
     runs_out_of_codes(&core, &prometheus_server).await;
 
     row.fault();
@@ -230,7 +232,15 @@ async fn alarms_fire_for_redis_sql_outbox_webhooks_and_core() {
     row.fault();
     core.kill();
     prometheus_server.fires("ClaimgateCoreDown").await;
-    row.passed(25, "each fired, and fell silent once its fault ended");
+    row.passed(27, "each fired, and fell silent once its fault ended");
+}
+
+/// Claims as an edge with other user ids than the database's.
+async fn is_called_with_other_user_ids(core: &Core, prometheus_server: &Prometheus) {
+    let signed = Signed::claim(core, "demo", &format!("AAAAAA_{}", "b".repeat(43)), "k");
+    let signed = Signed { user_ids: "hmac:AAAAAA".to_owned(), ..signed };
+    signed.send(core).await.refused(503, "user_ids_differ");
+    prometheus_server.fires("ClaimgateUserIdsDiffer").await;
 }
 
 /// Grants a claim for which there is no code, then adds one.
@@ -275,6 +285,8 @@ async fn without_sql(row: &Row, postgres: &Postgres, core: &Core, prometheus_ser
     core.claim("demo", "g", "k").await.expect(201);
     prometheus_server.fires("ClaimgateSqlDown").await;
     prometheus_server.fires("ClaimgateOutboxLags").await;
+    core.once().admin_get("/admin/v1/campaigns/demo/claims").await.refused(503, "unavailable");
+    prometheus_server.fires("ClaimgateUnavailable").await;
 
     row.fault();
     for user in 0..OUTBOX_MAX {
