@@ -7,7 +7,7 @@ const POLL_MS_MIN = 2000, POLL_MS_MAX = 15000, CLOCK_MS_MAX = 60000, SNAPSHOT_MS
 const LOOKUP_MS_MIN = 3000, LOOKUP_RETRY_MS = 15000, LOOKUP_SPREAD_MS = 8000, OTHERS_MAX = 5;
 const STOPPED = /^(not_started|paused|sold_out|ended)$/;
 const LIMITED = /^user_/;
-const LACKS_PASS = /^(pass_required|no_pass)$/;
+const LACKS_PASS = /^(pass_required|no_pass|insecure)$/;
 const CLOSED = /^(scheduled|paused|ended|sold_out|loading|error)$/; // in any other state the server decides
 const SPENT = /^(claim_(expired|returned|revoked)|idempotency_key_reused)$/; // a claim with this key can no longer be granted
 const ACTIVE = /^(granted|held)$/;
@@ -177,7 +177,7 @@ async function claim() {
 }
 
 async function sendClaim() {
-	if (!(await getPass())) return passes.state === "missing" ? passRequired() : { kind: "denied", code: "no_pass", at: now() };
+	if (!(await getPass())) return passDenial() ?? { kind: "denied", code: "no_pass", at: now() };
 	for (let tries = 1; ; tries++) {
 		try {
 			const { claim, remaining, replayed } = await client.claim(campaign, { onRetry, pass: (wasRejected) => (wasRejected ? renewPass() : passes?.current) });
@@ -279,12 +279,16 @@ function leftToUser() {
 	return own?.allowance && Math.min(per_user_per_day ?? Infinity, per_user ?? Infinity);
 }
 
-const passRequired = () => ({ kind: "denied", code: "pass_required", problem: { until_at: view.pass?.until }, at: now() });
+// Returns the denial of each claim if the visitor cannot get a pass here.
+function passDenial() {
+	if (passes?.state === "missing") return { kind: "denied", code: "pass_required", problem: { until_at: view.pass?.until }, at: now() };
+	return passes?.state === "insecure" ? { kind: "denied", code: "insecure", at: now() } : null;
+}
 
 // Returns the denial that the user's next claim would get because of a missing pass or the user's limits, if any.
 function nextDenial() {
-	if (passes?.state === "missing") return passRequired();
-	if (leftToUser() !== 0) return null;
+	const denial = passDenial();
+	if (denial || leftToUser() !== 0) return denial;
 	const { per_user, resets_at } = own.allowance;
 	return { kind: "denied", ...(per_user === 0 ? { code: "user_limit_reached" } : { code: "user_daily_limit_reached", problem: { resets_at } }) };
 }
@@ -415,8 +419,8 @@ function renderButtons(words, shown, state) {
 	$("again").disabled = seconds > 0;
 	$("again").classList.toggle("minor", shown?.claim?.status === "held"); // completing the held claim is more important
 	show("again", done ? words.another : fill(words, words.again, { seconds }));
-	const lacksPass = passes?.state === "missing" && !pending;
-	const denied = STOPPED.test(code) || LIMITED.test(code) ? code : CLOSED.test(state) ? state : lacksPass ? "pass_required" : null;
+	const lacksPass = pending ? null : passDenial()?.code;
+	const denied = STOPPED.test(code) || LIMITED.test(code) ? code : CLOSED.test(state) ? state : lacksPass;
 	const reason = busy || (token === null ? "unauthenticated" : denied);
 	const offersSignIn = token === null && signInUrl && state !== "ended";
 	$("sign-in").hidden = !offersSignIn;

@@ -35,11 +35,12 @@ function expiryOf(pass) {
 
 export class Passes {
 	// none: not needed. waiting: needed later. solving. shown: the visitor has one. failed: a retry follows. missing: this edge
-	// gives none.
+	// issues none. insecure: the page was not opened over HTTPS, which ALTCHA's solver needs.
 	state = "none";
 	kind; // of the challenge that is being solved
 	retryAt;
-	#user; #version; #nextAt; #isProbed; #givesNone; #getting; #failures = 0;
+	#final; // "missing" or "insecure", which no retry changes
+	#user; #version; #nextAt; #isProbed; #getting; #failures = 0;
 	#campaign; #ask; #now; #changed; #box; #language;
 
 	// `ask(path, options)` sends a request as the current user. `now()` is the server's time. `changed()` is called after each
@@ -77,8 +78,8 @@ export class Passes {
 		const isNeeded = user && (required === "always" || Math.max(this.#now(), opensAt) < Date.parse(until));
 		if (!isNeeded) return this.#enter("none");
 		const isKept = Boolean(this.current);
-		if (!this.#getting) this.#enter(isKept ? "shown" : this.#givesNone ? "missing" : this.state === "failed" ? "failed" : "waiting");
-		if (this.#givesNone || this.#getting || !OPEN.test(view.state)) return;
+		if (!this.#getting) this.#enter(isKept ? "shown" : (this.#final ?? (this.state === "failed" ? "failed" : "waiting")));
+		if (this.#final || this.#getting || !OPEN.test(view.state)) return;
 		if (!isKept && !this.#isProbed) return this.#probe();
 		this.#nextAt ??= isKept ? this.expiresAt - between(RENEW_MS_MIN, RENEW_MS_MAX) : this.#draw(opensAt);
 		if (this.#now() >= this.#nextAt) this.get();
@@ -95,13 +96,13 @@ export class Passes {
 		setTimeout(async () => {
 			if (this.state !== "waiting") return;
 			const { status } = await this.#ask("/challenge", { isAnonymous: true });
-			if (status === 404) this.#givesNone = true;
+			if (status === 404) this.#final = "missing";
 		}, between(0, PROBE_MS_MAX));
 	}
 
 	// Gets a pass now, and returns whether there is one.
 	async get() {
-		if (!this.#givesNone) this.#getting ??= this.#get().finally(() => { this.#getting = null; });
+		if (!this.#final) this.#getting ??= this.#get().finally(() => { this.#getting = null; });
 		await this.#getting;
 		return Boolean(this.current);
 	}
@@ -111,6 +112,10 @@ export class Passes {
 		if (!this.current) this.#enter("solving"); // a renewal stays in the background
 		try {
 			const [[kind, challenge]] = Object.entries(await bodyOf(await this.#ask("/challenge")));
+			if (kind === "altcha" && !isSecureContext) {
+				this.#final = "insecure";
+				return this.#enter(this.current ? "shown" : "insecure");
+			}
 			this.kind = kind;
 			this.#changed();
 			const solved = await this.#solve(kind, challenge);
@@ -124,7 +129,7 @@ export class Passes {
 			console.warn("no pass:", error);
 			this.retryAt = this.#now() + between(0.8, 1.2) * Math.min(RETRY_MS_MAX, RETRY_MS_MIN * 2 ** this.#failures++);
 			this.#nextAt = this.retryAt;
-			this.#givesNone = error.status === 404;
+			if (error.status === 404) this.#final = "missing";
 			this.#enter("failed");
 		}
 	}

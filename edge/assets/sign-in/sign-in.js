@@ -76,13 +76,14 @@ function show(title, detail = "") {
 function showFailure(error) {
 	console.warn(error);
 	document.body.dataset.phase = "error";
-	show(...words.signInFailed);
+	show(...(isSecureContext ? words.signInFailed : words.insecure));
 	Object.assign(document.getElementById("back"), { href: returnTo, textContent: words.back, hidden: false });
 }
 
 document.documentElement.lang = words.tag;
 show(words.signingIn);
 try {
+	if (!isSecureContext) throw new Error("PKCE needs HTTPS: browsers have crypto.subtle only there");
 	const openid = await settings();
 	await (isAnswer ? takeToken(openid) : askIssuer(openid));
 } catch (error) {

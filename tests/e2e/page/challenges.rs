@@ -5,8 +5,9 @@ use std::fs;
 use claimgate_shared::Timestamp;
 use claimgate_shared::jwt::Pass;
 use serde_json::json;
-use support::browser::{Browser, PHONE};
+use support::browser::{Browser, INSECURE_HOST, PHONE};
 use support::edge::{Runtime, World, root};
+use support::process::own_loopback;
 use support::times::{from_now, now_ms};
 use support::turnstile::Turnstile;
 
@@ -73,6 +74,22 @@ fn the_page_solves_altcha_before_the_opening() {
         assert_eq!(page.eval(PASSES).await, 0, "neither the reload nor the claim needed another pass");
         assert_only_claim(&world, &page, "page-altcha").await;
         page.close().await;
+    });
+}
+
+#[test]
+fn the_page_says_that_altcha_needs_https() {
+    in_browser("the_page_says_that_altcha_needs_https", async {
+        let world = altcha_world("page-altcha-http", "200").await;
+        create(&world, "page-altcha-http", -1).await;
+        let page = Browser::open("page-altcha-http", PHONE).await;
+        let address = world.edge.url("/?campaign=page-altcha-http");
+        page.goto(&address.replacen(&own_loopback().to_string(), INSECURE_HOST, 1)).await;
+        page.until(CODE, "insecure").await;
+        assert_eq!(page.eval("isSecureContext").await, false);
+        assert_eq!(text(&page, "message").await, "This page needs HTTPS");
+        page.until(BUTTON, true).await;
+        // Not closed: that checks the console, and over plain HTTP the browser reports a header that it ignores.
     });
 }
 

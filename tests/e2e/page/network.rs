@@ -142,6 +142,17 @@ fn the_number_can_be_copied_over_plain_http() {
 }
 
 #[test]
+fn the_sign_in_page_says_that_it_needs_https() {
+    in_browser("the_sign_in_page_says_that_it_needs_https", async {
+        let world = page_world().await;
+        let page = Browser::open("page-http-sign-in", PHONE).await;
+        let address = world.edge.url("/sign-in/?return_to=/");
+        page.goto(&address.replacen(&own_loopback().to_string(), INSECURE_HOST, 1)).await;
+        page.until("document.title", "This page needs HTTPS").await;
+    });
+}
+
+#[test]
 fn a_slow_network_does_not_cause_a_second_request() {
     in_browser("a_slow_network_does_not_cause_a_second_request", async {
         let world = page_world().await;
