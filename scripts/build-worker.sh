@@ -48,9 +48,8 @@ build() {
     (cd "$crate" &&
         WASM_BINDGEN_BIN=$(wasm_bindgen) WASM_OPT_BIN=wasm-opt ESBUILD_BIN=esbuild \
             "$(worker_build)" --profile edge)
-    # worker-build optimizes for size, which makes each request slower, and keeps function names, a seventh of the upload.
-    # A panic reports its line even without function names.
-    wasm-opt -O3 --strip-debug "$out/index_bg.wasm" -o "$out/index_bg.wasm"
+    # worker-build keeps function names, a seventh of the upload. A panic reports its line even without them.
+    wasm-opt --strip-debug "$out/index_bg.wasm" -o "$out/index_bg.wasm"
     mv "$started" "$stamp"
 }
 
