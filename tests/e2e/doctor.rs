@@ -263,6 +263,20 @@ async fn replicas_are_found_and_not_accepted_as_a_primary() {
 }
 
 #[tokio::test]
+async fn a_redis_that_accepts_no_writes_is_reported() {
+    only_on!(OWN, "it starts its own servers");
+    let server = RedisServer::start_with(&[("maxmemory", "64mb")], &[]).await;
+    let (data, url, view) = (directory(), server.url(), server.view().await);
+    let environment = [("CLAIMGATE_REDIS_URL", url.as_str())];
+    for (setting, fault, end) in [("min-replicas-to-write", "1", "0"), ("maxmemory", "1", "64mb")] {
+        view.query::<String>(&["CONFIG", "SET", setting, fault]).await;
+        doctor(data.path(), &environment).await.breaks(&["redis.writes"]);
+        view.query::<String>(&["CONFIG", "SET", setting, end]).await;
+        doctor(data.path(), &environment).await.breaks(&[]).warns(&["redis.replicas"]);
+    }
+}
+
+#[tokio::test]
 async fn clock_skew_is_a_warning_and_then_an_error() {
     only_on!(OWN, "it starts its own servers");
     let clock = Clock::new();

@@ -1,4 +1,4 @@
-//! Checks Redis: that acknowledged writes survive, and that its clock agrees.
+//! Checks Redis: that it accepts writes, that acknowledged writes survive, and that its clock agrees.
 
 use std::time::Duration;
 
@@ -18,6 +18,9 @@ use crate::store::redis::topology::sentinel::Sentinels;
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// A replica that has been silent for longer than this has fallen behind.
 const LAG_S_MAX: u64 = 10;
+
+/// Error codes of a Redis that accepts no writes at present.
+const NO_WRITES: [&str; 4] = ["OOM", "NOREPLICAS", "MISCONF", "READONLY"];
 
 /// Settings that the guarantees need: the required value, and the consequence of any other.
 const SETTINGS: [(&str, &str, &str, &str); 5] = [
@@ -150,6 +153,7 @@ async fn examine_node(mut primary: Primary, given: bool) -> Result<Vec<Finding>,
 async fn examine_primary(primary: Primary, given: bool) -> Result<Vec<Finding>, RedisError> {
     let mut connection = primary.connection;
     let mut found = settings(&mut connection, &SETTINGS, Severity::Breaks).await?;
+    found.extend(writes(&mut connection).await?);
     found.extend(time(&mut connection).await?);
     let replication = info(&mut connection, "replication").await?;
     if replication.is_none() {
@@ -204,6 +208,21 @@ async fn settings(
         }
     }
     Ok(found)
+}
+
+/// Checks that the server accepts writes, without one: a script that may write is rejected for the same reasons.
+async fn writes(connection: &mut MultiplexedConnection) -> Result<Option<Finding>, RedisError> {
+    let script = redis::cmd("EVAL").arg("#!lua\nreturn 0").arg(0).query_async::<i64>(connection).await;
+    match script {
+        Err(error) if error.code().is_some_and(|code| NO_WRITES.contains(&code)) => {
+            Ok(Some(Finding::breaks(
+                "redis.writes",
+                format!("Redis accepts no writes, so all claims get 503: {error}"),
+                "remove the reason that Redis gives: memory, replicas, or its disk",
+            )))
+        }
+        reply => none_if_rejected(reply).map(|_| None),
+    }
 }
 
 async fn time(connection: &mut MultiplexedConnection) -> Result<Option<Finding>, RedisError> {
