@@ -1,8 +1,6 @@
-//! Extractors of the caller, the path's ids and the body, checked before the handler runs.
-//!
-//! The engine can only be reached with a [`Caller`], and only these extractors provide one: a handler without
-//! authentication does not compile. Except for [`Head::NeedsBody`], no extractor reads a body before the
-//! caller is authenticated.
+//! Extractors of the path's ids and the body, checked before the handler runs. Those with a body take the
+//! caller from [`super::callers`]: except for [`Head::NeedsBody`], none reads a body before the caller is
+//! authenticated.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -12,7 +10,7 @@ use axum::BoxError;
 use axum::body::{Bytes, HttpBody as Body};
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING};
-use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, request};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, request};
 use axum::response::Response;
 use claimgate_shared::claim_request::ClaimBatch;
 use claimgate_shared::problem::parse_json;
@@ -24,9 +22,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::auth::{Authenticated, Head, unauthenticated};
+use super::callers::{self, Admin, head};
 use super::error::{ApiError, ApiResult, no_such_campaign, no_such_claim};
 use super::state::AppState;
-use crate::credentials::{Caller, Role};
+use crate::credentials::Caller;
 use crate::domain::addition::Addition;
 use crate::domain::campaign_change::{CampaignPatch, NewCampaign};
 use crate::engine::Engine;
@@ -39,66 +38,6 @@ const ANSWER_BYTES: usize = 512;
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time limit for receiving the body of [`Head::NeedsBody`]: the edge has the whole body before it calls core.
 const UNPROVEN_BODY_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// The result of authenticating a request's head, stored in its extensions by [`super::middleware::finish`].
-pub type Authentication = Result<Head, Problem>;
-
-/// Returns the request's authentication.
-pub fn head(extensions: &Extensions) -> Result<&Head, Problem> {
-    match extensions.get::<Authentication>() {
-        Some(head) => head.as_ref().map_err(Clone::clone),
-        None => Err(unauthenticated()),
-    }
-}
-
-/// Returns the caller authenticated by the request's head.
-fn caller(parts: &request::Parts) -> Result<Caller, Problem> {
-    match head(&parts.extensions)? {
-        Head::Authenticated(authenticated) => Ok(authenticated.caller.clone()),
-        Head::NeedsBody => Err(unauthenticated()),
-    }
-}
-
-/// Rejects the edge.
-fn reject_edge(caller: Caller) -> Result<Caller, Problem> {
-    match caller {
-        Caller::Edge(..) => Err(Problem::new(Code::Forbidden, "the edge may only claim and read")),
-        caller => Ok(caller),
-    }
-}
-
-/// Declares an extractor for each group of callers. Each also returns the engine, which is only reachable
-/// with a caller.
-macro_rules! callers {
-    ($($(#[$about:meta])* $name:ident = |$caller:ident| $let_in:expr;)+) => {$(
-        $(#[$about])*
-        #[derive(Debug)]
-        pub struct $name(pub Caller, pub Arc<Engine>);
-
-        impl FromRequestParts<AppState> for $name {
-            type Rejection = ApiError;
-            async fn from_request_parts(parts: &mut request::Parts, state: &AppState) -> Result<Self, ApiError> {
-                let $caller = caller(parts)?;
-                let caller: Caller = $let_in?;
-                let engine = Arc::clone(state.engine(&caller));
-                Ok(Self(caller, engine))
-            }
-        }
-    )+};
-}
-
-callers! {
-    /// The edge, a back end or an admin of any role: for read-only calls without a body.
-    ApiCaller = |caller| Ok::<_, Problem>(caller);
-    /// A back end or an operator: for calls without a body that the edge may not make.
-    BackEnd = |caller| reject_edge(caller)?.unless_below(Role::Operator);
-    /// An admin of any role: for calls that only read.
-    Viewer = |caller| caller.with_role(Role::Viewer);
-    /// An operator, or an admin of the role admin.
-    Operator = |caller| caller.with_role(Role::Operator);
-    /// An admin of the role admin.
-    Admin = |caller| caller.with_role(Role::Admin);
-}
 
 /// A caller accepted by `A`, and the parsed body.
 #[derive(Debug)]
@@ -166,10 +105,8 @@ impl<T: ParseBody + Send> FromRequest<AppState> for EdgeCall<T> {
         let Head::Authenticated(authenticated) = head(&parts.extensions)?.clone() else {
             return Err(unauthenticated().into());
         };
-        let engine = match &authenticated.caller {
-            Caller::Edge(..) => Arc::clone(state.engine(&authenticated.caller)),
-            _ => return Err(Problem::new(Code::Forbidden, "only the edge may make this call").into()),
-        };
+        callers::only_edge(&authenticated.caller)?;
+        let engine = Arc::clone(state.engine(&authenticated.caller));
         let body = read_json(&parts, body, http::BODY_BYTES_MAX, BODY_TIMEOUT).await?;
         authenticated.check_body(&body)?;
         Ok(Self(engine, T::parse_body(&body)?))
@@ -245,7 +182,7 @@ impl ClaimCall {
             }
         };
         let Authenticated { caller, attempt, pass, .. } = authenticated;
-        Ok(Self { caller: caller.unless_below(Role::Admin)?, attempt, pass, request })
+        Ok(Self { caller: callers::may_claim(caller)?, attempt, pass, request })
     }
 }
 
@@ -264,7 +201,7 @@ impl FromRequest<AppState> for BatchCall {
     type Rejection = ApiError;
     async fn from_request(request: Request, _: &AppState) -> Result<Self, ApiError> {
         let (parts, body) = request.into_parts();
-        let caller = reject_edge(caller(&parts)?)?.unless_below(Role::Admin)?;
+        let caller = callers::may_claim_batches(callers::caller(&parts)?)?;
         let body = read_json(&parts, body, http::BATCH_BYTES_MAX, BODY_TIMEOUT).await?;
         let claims = ClaimBatch::parse(&body)?;
         let id =

@@ -13,8 +13,9 @@ use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
 use tokio::sync::Semaphore;
 
+use super::callers::Authentication;
 use super::error::{ApiError, ApiResult};
-use super::extract::{Authentication, ClaimCall, RequestBody};
+use super::extract::{ClaimCall, RequestBody};
 use super::internal::claims;
 use super::listener::{CLAIM_PATH, Listener};
 use super::listeners::internal_router;

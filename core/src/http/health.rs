@@ -8,8 +8,9 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::auth::Head;
+use super::callers::head;
 use super::error::{ApiError, ApiResult};
-use super::extract::{head, json};
+use super::extract::json;
 use super::state::AppState;
 use crate::domain::store_fault::{FaultKind, StoreFault};
 

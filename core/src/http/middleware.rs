@@ -18,8 +18,8 @@ use claimgate_shared::{Code, Problem, UserId, http};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::auth::Head;
+use super::callers::{Authentication, head};
 use super::error::ApiError;
-use super::extract::{Authentication, head};
 use super::listener::Listener;
 use super::state::AppState;
 use crate::traces::{self, Trace};

@@ -2,6 +2,7 @@
 
 mod admin;
 pub mod auth;
+mod callers;
 mod connections;
 mod dashboard;
 mod deadlines;

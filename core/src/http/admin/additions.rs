@@ -8,8 +8,9 @@ use super::campaigns::answer;
 use crate::clock;
 use crate::domain::addition::Addition;
 use crate::engine::campaign_changes::AddedUnits;
+use crate::http::callers::Operator;
 use crate::http::error::ApiResult;
-use crate::http::extract::{Operator, PathCampaign, REPLAYED, WithBody};
+use crate::http::extract::{PathCampaign, REPLAYED, WithBody};
 use crate::http::middleware::in_time;
 use crate::store::sql::Change;
 

@@ -6,8 +6,9 @@ use claimgate_shared::{CampaignId, Problem};
 use serde::Deserialize;
 
 use crate::domain::audit::AuditItem;
+use crate::http::callers::Viewer;
 use crate::http::error::{ApiResult, no_such_campaign};
-use crate::http::extract::{Viewer, json};
+use crate::http::extract::json;
 use crate::http::paging::{optional, page_size, parse_query};
 
 /// The query parameters of the audit.

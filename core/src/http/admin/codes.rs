@@ -11,8 +11,9 @@ use tokio::time::timeout;
 
 use crate::clock;
 use crate::domain::codes::CodesFile;
+use crate::http::callers::Viewer;
 use crate::http::error::{ApiError, ApiResult};
-use crate::http::extract::{AdminFile, PathCampaign, Viewer, json};
+use crate::http::extract::{AdminFile, PathCampaign, json};
 use crate::http::state::AppState;
 use crate::store::sql::Change;
 

@@ -11,8 +11,8 @@ use futures_util::stream::{self, Stream, StreamExt as _};
 use serde::Serialize;
 
 use crate::credentials::{Caller, Role};
+use crate::http::callers::Viewer;
 use crate::http::error::ApiError;
-use crate::http::extract::Viewer;
 use crate::http::state::AppState;
 
 /// The caller, as the first event describes it.

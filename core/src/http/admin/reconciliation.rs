@@ -4,8 +4,9 @@ use axum::http::StatusCode;
 use claimgate_shared::CampaignId;
 use claimgate_shared::admin::reconciliation::Reconciliation;
 
+use crate::http::callers::{Admin, Viewer};
 use crate::http::error::ApiResult;
-use crate::http::extract::{Admin, PathCampaign, Viewer, json};
+use crate::http::extract::{PathCampaign, json};
 
 /// Compares Redis and SQL without changing anything.
 #[utoipa::path(

@@ -5,8 +5,9 @@ use claimgate_shared::admin::replication::ReplicationView;
 use serde::Deserialize;
 
 use crate::clock;
+use crate::http::callers::{Admin, Viewer};
 use crate::http::error::ApiResult;
-use crate::http::extract::{Admin, ParseBody, Viewer, WithBody, json};
+use crate::http::extract::{ParseBody, WithBody, json};
 
 /// `POST /admin/v1/replication`.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]

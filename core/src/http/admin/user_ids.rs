@@ -6,8 +6,9 @@ use claimgate_shared::user_id::Scheme;
 use serde::Deserialize;
 
 use crate::clock;
+use crate::http::callers::{Admin, Viewer};
 use crate::http::error::ApiResult;
-use crate::http::extract::{Admin, ParseBody, Viewer, WithBody, json};
+use crate::http::extract::{ParseBody, WithBody, json};
 
 /// `POST /admin/v1/user-ids`.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]

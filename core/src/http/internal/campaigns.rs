@@ -3,8 +3,9 @@
 use axum::http::StatusCode;
 use claimgate_shared::CampaignView;
 
+use crate::http::callers::ApiCaller;
 use crate::http::error::ApiResult;
-use crate::http::extract::{ApiCaller, PathCampaign, json};
+use crate::http::extract::{PathCampaign, json};
 
 /// Shows a campaign.
 #[utoipa::path(
