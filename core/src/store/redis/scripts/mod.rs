@@ -153,7 +153,7 @@ script! {
 }
 script! {
     /// Records the layout of the keys.
-    LAYOUT, "layout.lua"
+    LAYOUT, "keep_layout.lua"
 }
 script! {
     /// Acquires, renews or releases a lease.

@@ -499,7 +499,7 @@ pub fn lease(reply: Value) -> Result<LeaseReply, Malformed> {
     })
 }
 
-/// Parses the reply of `layout.lua`.
+/// Parses the reply of `keep_layout.lua`.
 pub fn layout(reply: Value) -> Result<String, Malformed> {
     match reply {
         Value::BulkString(layout) => String::from_utf8(layout).map_err(|error| Malformed(error.to_string())),
