@@ -544,15 +544,15 @@ impl RedisStore {
 
     /// Returns the recorded layout of the keys in this Redis; `None` if none is recorded.
     pub async fn layout(&self) -> Result<Option<String>, RedisStoreError> {
-        self.query("redis:layout", Slot::of(keys::LAYOUT), redis::cmd("GET").arg(keys::LAYOUT)).await
+        self.query("redis:layout", Slot::of(keys::LAYOUT_KEY), redis::cmd("GET").arg(keys::LAYOUT_KEY)).await
     }
 
     /// Records the layout of this core if none is recorded or this core converts the recorded one. Returns
     /// the layout in force.
     pub async fn keep_layout(&self) -> Result<String, RedisStoreError> {
-        let mut call = scripts::LAYOUT.call(&[keys::LAYOUT]);
+        let mut call = scripts::KEEP_LAYOUT.call(&[keys::LAYOUT_KEY]);
         call.arg(LAYOUT).arg(EARLIER_LAYOUT);
-        Ok(replies::layout(self.run("redis:keep_layout", Slot::of(keys::LAYOUT), &call).await?)?)
+        Ok(replies::layout(self.run("redis:keep_layout", Slot::of(keys::LAYOUT_KEY), &call).await?)?)
     }
 
     async fn run(&self, name: &'static str, slot: Slot, call: &ScriptCall) -> Result<Value, RedisStoreError> {

@@ -12,7 +12,7 @@ pub const RELAY_GROUP: &str = "relay";
 pub const STORE: &str = "cg:store";
 
 /// Key of the layout number of this Redis.
-pub const LAYOUT: &str = "cg:layout";
+pub const LAYOUT_KEY: &str = "cg:layout";
 
 /// Key of the set of campaigns that `drop-foreign` has suspended. Cores that serve these campaigns check them
 /// within seconds. The key expires.

@@ -152,8 +152,8 @@ script! {
     BARRIER, "barrier.lua"
 }
 script! {
-    /// Records the layout of the keys.
-    LAYOUT, "keep_layout.lua"
+    /// Records the layout of the keys, or keeps the recorded one.
+    KEEP_LAYOUT, "keep_layout.lua"
 }
 script! {
     /// Acquires, renews or releases a lease.
