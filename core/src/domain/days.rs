@@ -1,4 +1,7 @@
 //! Days of a time zone: UTC offsets in the scripts' format, and the ends of days.
+//!
+//! No job resets a user's count of the day. `lua/claim.lua` starts the count at 0 for a user whose last day is
+//! before today, and `day_at` in `lua/prelude.lua` returns today.
 
 use std::str::FromStr;
 
