@@ -11,8 +11,8 @@ use super::setup::{Database, WAIT};
 use crate::clock;
 use crate::config::sqlite_url_to_read;
 use crate::domain::store_fault::FaultKind;
+use crate::store::sql::connection_limits::CONNECTIONS_OF_A_CORE;
 use crate::store::sql::examined::ExaminedDatabase;
-use crate::store::sql::limits::CONNECTIONS_OF_A_CORE;
 use crate::store::sql::server::{Server, Writable};
 use crate::store::sql::{SqlError, pooler};
 

@@ -2,7 +2,7 @@
 
 use sqlx::{AnyConnection, Connection as _, Row as _};
 
-use super::limits::{self, LowConnectionLimit};
+use super::connection_limits::{self, LowConnectionLimit};
 use super::server::{self, Writable};
 use super::{SqlError, address, collation, encoding, pooler, statements};
 
@@ -49,7 +49,7 @@ impl ExaminedDatabase {
 
     /// Returns the lowest limit on connections to PostgreSQL, if a single core may reach it.
     pub(crate) async fn low_connection_limit(&mut self) -> Result<Option<LowConnectionLimit>, SqlError> {
-        Ok(limits::low_connection_limit(&mut self.0).await?)
+        Ok(connection_limits::low_connection_limit(&mut self.0).await?)
     }
 
     /// Returns what is wrong with the encoding of a PostgreSQL database.

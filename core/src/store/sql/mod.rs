@@ -29,6 +29,7 @@ mod changes;
 mod claims;
 mod codes;
 mod collation;
+pub(crate) mod connection_limits;
 mod cores;
 mod encoding;
 pub(crate) mod examined;
@@ -37,7 +38,6 @@ mod feed_writer;
 mod heartbeat;
 mod heartbeat_connection;
 mod imports;
-pub(crate) mod limits;
 mod migrations;
 mod numbers;
 mod outbox_writer;
@@ -294,10 +294,10 @@ async fn compare_by_bytes(connection: &mut AnyConnection) -> Result<(), SqlError
 
 /// Rejects a database that can never serve core. Warns about a database that sometimes cannot.
 async fn check_suitable(connection: &mut AnyConnection, url: &str) -> Result<(), SqlError> {
-    let few = limits::low_connection_limit(connection).await?;
+    let few = connection_limits::low_connection_limit(connection).await?;
     if let Some(few) = few {
-        if few.connections < limits::CONNECTIONS_MIN {
-            let min = limits::CONNECTIONS_MIN;
+        if few.connections < connection_limits::CONNECTIONS_MIN {
+            let min = connection_limits::CONNECTIONS_MIN;
             return Err(SqlError::UnsuitableDatabase(format!(
                 "{few}; core does not start with fewer than {min}"
             )));
