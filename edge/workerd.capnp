@@ -143,7 +143,7 @@ const assets :Workerd.Worker = (
     (name = "/page.css", text = embed "assets/page.css"),
     (name = "/messages.js", text = embed "assets/messages.js"),
     (name = "/storage.js", text = embed "assets/storage.js"),
-    (name = "/text.js", text = embed "assets/text.js"),
+    (name = "/display.js", text = embed "assets/display.js"),
     (name = "/client/claimgate.js", text = embed "assets/client/claimgate.js"),
     (name = "/client/button.js", text = embed "assets/client/button.js"),
     (name = "/sign-in/index.html", text = embed "assets/sign-in/index.html"),

@@ -1,4 +1,4 @@
-// Texts by key or problem code. `fill` in text.js explains "|" and {value}.
+// Texts by key or problem code. `fill` in display.js explains "|" and {value}.
 
 const en = {
 	tag: "en",

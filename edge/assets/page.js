@@ -1,7 +1,7 @@
 import { ClaimgateClient, newKey, userOf } from "./client/claimgate.js";
 import { languageOf, languages } from "./messages.js";
 import { load, save } from "./storage.js";
-import { $, fill, minute, moment, show, showCountdown, wantsToSwitch, zoneName } from "./text.js";
+import { $, fill, minute, moment, show, showCountdown, wantsToSwitch, zoneName } from "./display.js";
 
 const POLL_MS_MIN = 2000, POLL_MS_MAX = 15000, CLOCK_MS_MAX = 60000, SNAPSHOT_MS_MAX = 3000, EARLY_TRIES_MAX = 6;
 const LOOKUP_MS_MIN = 3000, LOOKUP_RETRY_MS = 15000, LOOKUP_SPREAD_MS = 8000, OTHERS_MAX = 5;

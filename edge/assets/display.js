@@ -1,4 +1,4 @@
-// Shows texts, in the language of `words` (messages.js).
+// Formats and displays texts, in the language of `words` (messages.js), and asks the visitor.
 
 const MINUTE = { hour: "numeric", minute: "2-digit" };
 const write = ({ tag }, time, parts) => new Date(time).toLocaleString(tag, parts);
