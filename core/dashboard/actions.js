@@ -1,6 +1,6 @@
 // Pause, resume, add, end: confirmed in a dialog, then sent as ordinary admin API requests.
 
-import { $, fill, show, words } from "./texts.js";
+import { $, fill, show, words } from "./display.js";
 
 const TIMEOUT_MS = 6000, DONE_MS = 10000;
 

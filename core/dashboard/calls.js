@@ -1,6 +1,6 @@
 // Reads from core's admin API for a dialog, and saves what was read as a file.
 
-import { element } from "./texts.js";
+import { element } from "./display.js";
 
 const TIMEOUT_MS = 60000;
 

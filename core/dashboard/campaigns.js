@@ -1,7 +1,7 @@
 // The table of campaigns. A campaign's row stays the same element for as long as it is shown.
 
 import { fold } from "./folds.js";
-import { $, clock, element, fill, minute, number, rate, show, words } from "./texts.js";
+import { $, clock, element, fill, minute, number, rate, show, words } from "./display.js";
 
 const TREND_MAX = 60, ROLES = ["viewer", "operator", "admin"];
 const STATES = ["open", "sold_out", "paused", "scheduled", "ended"];

@@ -1,6 +1,6 @@
 // Two charts of the data since the page was opened, each with a table for screen readers.
 
-import { $, clock, element, fill, number, rate, show, words } from "./texts.js";
+import { $, clock, element, fill, number, rate, show, words } from "./display.js";
 
 const { uPlot } = globalThis;
 const POINTS_MAX = 900, AGE_S_MAX = 3600, SPAN_S_MIN = 60, GAP_S = 4, HEIGHT = 200, TABLE_ROWS = 12, TABLE_STEP = 10;

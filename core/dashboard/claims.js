@@ -1,7 +1,7 @@
 // A campaign's claims in a dialog: finds a winner by user, status or claim id, and saves the claims of a user or status as CSV.
 
 import { read, save } from "./calls.js";
-import { $, element, fill, moment, number, show, words } from "./texts.js";
+import { $, element, fill, moment, number, show, words } from "./display.js";
 
 const PAGE = 50;
 const STATUSES = ["granted", "held", "returned", "expired", "revoked"];

@@ -1,4 +1,4 @@
-// All texts of the dashboard, by key; `fill` in texts.js explains "|" and {value}.
+// All texts of the dashboard, by key; `fill` in display.js explains "|" and {value}.
 
 const en = {
 	tag: "en",

@@ -7,7 +7,7 @@ import { drawCharts, record, redrawCharts } from "./charts.js";
 import { foldAll } from "./folds.js";
 import { closeReport, openReport, showReport } from "./report.js";
 import { follow } from "./stream.js";
-import { $, age, clock, element, fill, moment, number, rate, show, showFixedTexts, switchLanguage, words } from "./texts.js";
+import { $, age, clock, element, fill, moment, number, rate, show, showFixedTexts, switchLanguage, words } from "./display.js";
 
 const STALE_MS = 3500, SEARCH_MS = 2000, REASONS_MAX = 8, STORED = "claimgate:admin-token";
 

@@ -1,7 +1,7 @@
 // The report on a campaign's demand: core's page in a dialog, and as files to save.
 
 import { read, save } from "./calls.js";
-import { $, element, fill, show, words } from "./texts.js";
+import { $, element, fill, show, words } from "./display.js";
 
 const FILES = { html: "text/html", csv: "text/csv", json: "application/json" };
 

@@ -1,4 +1,4 @@
-// The language, and the formats of numbers and times in it.
+// The language, formats of numbers and times in it, and how texts are displayed.
 
 import { languages } from "./messages.js";
 
