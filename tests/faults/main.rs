@@ -18,7 +18,7 @@ mod delayed;
 mod delivery;
 mod evicted;
 mod export;
-mod failover;
+mod failover_behind_proxy;
 mod failovers;
 mod feed;
 mod fixture;

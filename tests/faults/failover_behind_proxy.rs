@@ -1,5 +1,6 @@
-//! Failovers of a replicated Redis under load. Claims that had reached SQL survive and never exceed a limit;
-//! other acknowledged claims are lost or stored as revoked.
+//! Failovers under load of a Redis without required replicas, behind a proxy that is the only address core knows.
+//! Claims that had reached SQL survive and never exceed a limit; other acknowledged claims are lost or stored as
+//! revoked. Sentinel, Cluster and required replicas: `failovers`.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
