@@ -1,4 +1,4 @@
-// Tests of the client in Node, against a real edge and a real core. `cargo test -p claimgate-tests --test e2e client` starts
+// Tests of the client in Node, against a real edge and a real core. `cargo test -p claimgate-tests --test e2e js_client` starts
 // both, creates the campaigns below and sets CLAIMGATE_TEST_URL (the edge), CLAIMGATE_TEST_TOKENS (tokens by user) and
 // CLAIMGATE_TEST_PASS_KEY (a key of passes).
 
@@ -10,7 +10,7 @@ import { passIssuer } from "../server.js";
 import { problem, startFront } from "./front.js";
 
 const { CLAIMGATE_TEST_URL: edge, CLAIMGATE_TEST_TOKENS, CLAIMGATE_TEST_PASS_KEY } = process.env;
-assert.ok(edge && CLAIMGATE_TEST_TOKENS, "run it with cargo test -p claimgate-tests --test e2e client");
+assert.ok(edge && CLAIMGATE_TEST_TOKENS, "run it with cargo test -p claimgate-tests --test e2e js_client");
 const tokens = JSON.parse(CLAIMGATE_TEST_TOKENS);
 
 /** Campaigns: unlimited; three per user and one per day; all taken; only with a pass; missing. */
