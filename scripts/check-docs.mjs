@@ -298,12 +298,12 @@ function checkTestName(file, number, code) {
   if (!isTest && !isModule) mistake(file, number, `${code}: no such test or module`);
 }
 
-/** Checks that the tests named by scripts exist: full names in tests/tenth.txt, substrings in tests/mutants/defects.sh. */
+/** Checks that the tests named by scripts exist: full names in tests/other-topologies.txt, substrings in tests/mutants/defects.sh. */
 function checkTestLists() {
   const lines = (file) => read(file).split("\n").map((line, index) => [line, index + 1]);
-  for (const [line, number] of lines("tests/tenth.txt")) {
+  for (const [line, number] of lines("tests/other-topologies.txt")) {
     const [, binary, name] = line.match(/^\w+ \w+ (\w+) (\S+)$/) ?? [];
-    if (binary && !tests.get(binary)?.includes(name)) mistake("tests/tenth.txt", number, `${binary} ${name}: no such test`);
+    if (binary && !tests.get(binary)?.includes(name)) mistake("tests/other-topologies.txt", number, `${binary} ${name}: no such test`);
   }
   for (const [line, number] of lines("tests/mutants/defects.sh")) {
     const [, binary, filter] = line.match(/^ {4}(\w+) ([\w:]+)$/) ?? [];

@@ -78,7 +78,7 @@ run_part() {
     # With their output: which pairs were played, which seeds.
     interleavings | model) part "$1" cargo_test "$1" --nocapture ;;
     # Runs two rows at a time.
-    topologies) part topologies env RUST_TEST_THREADS="$(nproc)" "${slow[@]}" scripts/topologies.sh tenth ;;
+    topologies) part topologies env RUST_TEST_THREADS="$(nproc)" "${slow[@]}" scripts/topologies.sh listed ;;
     units)
         # shellcheck disable=SC2046 # a list of words
         part units scripts/within.sh "${slow[@]}" cargo test --quiet --workspace --exclude claimgate-tests --no-fail-fast -- \

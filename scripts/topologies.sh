@@ -2,7 +2,7 @@
 # Runs tests on the other topologies and servers, and the edge's tests in wrangler (a separate row, with core's own
 # Redis), for `make test` and `make soak`. Ends with a table of the results.
 #
-#   scripts/topologies.sh tenth     the tests listed in tests/tenth.txt
+#   scripts/topologies.sh listed    the tests listed in tests/other-topologies.txt
 #   scripts/topologies.sh all       all tests on all topologies; TOPOLOGIES="sentinel cluster" SERVERS="valkey" BINARIES="e2e" for fewer
 #   scripts/topologies.sh with TOPOLOGY SERVER COMMAND…   runs one command
 #
@@ -61,14 +61,14 @@ run() { # TOPOLOGY SERVER BINARY [TEST ...]
 }
 
 # Runs two rows concurrently, because most tests wait for I/O.
-tenth() {
+listed() {
     local topology server binary
     export RUST_TEST_THREADS=${RUST_TEST_THREADS:-4}
     while read -r topology server binary; do
-        mapfile -t tests < <(awk -v which="$topology $server $binary" '$1 " " $2 " " $3 == which { print $4 }' tests/tenth.txt)
+        mapfile -t tests < <(awk -v which="$topology $server $binary" '$1 " " $2 " " $3 == which { print $4 }' tests/other-topologies.txt)
         while [ "$(jobs -pr | wc -l)" -ge 2 ]; do wait -n || true; done
         run "$topology" "$server" "$binary" "${tests[@]}" &
-    done < <(sed '/^#/d; /^$/d' tests/tenth.txt | awk '{ print $1, $2, $3 }' | sort -u)
+    done < <(sed '/^#/d; /^$/d' tests/other-topologies.txt | awk '{ print $1, $2, $3 }' | sort -u)
     wait
 }
 
@@ -84,7 +84,7 @@ everything() {
 }
 
 case ${1-} in
-tenth) tenth ;;
+listed) listed ;;
 all) everything ;;
 *) sed -n '2,/^set/{/^#/p}' "$0" >&2 && exit 2 ;;
 esac
