@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use claimgate_core::store::redis::RedisStore;
 use claimgate_core::store::redis::lease::{LeaseError, LeaseHolder};
-use claimgate_core::store::redis::scripts::layout::LAYOUT;
+use claimgate_core::store::redis::scripts::layout_number::LAYOUT;
 use redis::Client;
 use support::inspect::key;
 use support::only_on;

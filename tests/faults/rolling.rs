@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use claimgate_core::store::redis::scripts::layout::LAYOUT;
+use claimgate_core::store::redis::scripts::layout_number::LAYOUT;
 use futures_util::future::join_all;
 use reqwest::{Method, RequestBuilder};
 use support::checker::{Checker, Expect, Limits, Verdict};

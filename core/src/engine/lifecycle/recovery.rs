@@ -32,7 +32,7 @@ use crate::store::redis::RedisStoreError;
 use crate::store::redis::lease::{LeaseError, LeaseHolder};
 use crate::store::redis::loader::{LoadError, Loader};
 use crate::store::redis::outbox::OutboxLayout;
-use crate::store::redis::scripts::layout::LAYOUT;
+use crate::store::redis::scripts::layout_number::LAYOUT;
 use crate::store::redis::scripts::replies::{SuspendReply, Suspended};
 use crate::store::sql::{EntryOrder, History, LoadCursor, OutboxWriteError};
 

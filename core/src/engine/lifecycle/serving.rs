@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use crate::store::redis::scripts::layout::{EARLIER_LAYOUT, LAYOUT};
+use crate::store::redis::scripts::layout_number::{EARLIER_LAYOUT, LAYOUT};
 use crate::store::redis::topology::primary::NoPrimary;
 use crate::store::redis::{RedisStore, RedisStoreError};
 use crate::store::sql::{ServingRedis, SqlError, SqlStore};

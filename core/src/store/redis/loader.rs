@@ -234,7 +234,7 @@ impl RedisStore {
         token: &str,
     ) -> Result<SuspendReply, RedisStoreError> {
         let mut call = scripts::SUSPEND.call(&keys.all());
-        call.arg(scripts::layout::LAYOUT).arg(register_id).arg(token);
+        call.arg(scripts::layout_number::LAYOUT).arg(register_id).arg(token);
         let mut session = self.session(keys.slot).await?;
         let reply = self.run_on(&mut session, "redis:suspend", &call).await?;
         // Nothing is written to these keys until the load, so this wait also covers all reads until then.

@@ -22,7 +22,7 @@ use redis::{ErrorKind, RedisError, Value};
 pub use self::barrier::{NotReplicated, RequiredReplicas};
 use self::scripts::calls::CampaignCall;
 use self::scripts::keys::Keys;
-use self::scripts::layout::{EARLIER_LAYOUT, LAYOUT};
+use self::scripts::layout_number::{EARLIER_LAYOUT, LAYOUT};
 use self::scripts::replies::{LeaseReply, Malformed, Ready};
 use self::scripts::state::{CampaignState, Identity};
 use self::scripts::{ScriptCall, keys, replies, state};

@@ -2,7 +2,7 @@
 
 use claimgate_shared::CampaignId;
 
-use super::layout;
+use super::layout_number::LAYOUT;
 use crate::store::redis::topology::slot::Slot;
 
 /// The consumer group of the relay, the same in every outbox.
@@ -53,7 +53,7 @@ impl Keys {
             claims: key("claims"),
             holds: key("holds"),
             codes: key("codes"),
-            outbox: key(&format!("outbox{}", layout::LAYOUT)),
+            outbox: key(&format!("outbox{LAYOUT}")),
             earlier_outbox: key("outbox"),
             dead_letters: key("dead_letters"),
             slot: Slot::of(&key("campaign")),

@@ -2,7 +2,7 @@
 
 pub mod calls;
 pub mod keys;
-pub mod layout;
+pub mod layout_number;
 pub mod replies;
 pub mod state;
 

@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use claimgate_shared::campaign::AdminState;
 use claimgate_shared::{Limits, PassRule, Timestamp, Version, Window};
 
-use super::layout::{EARLIER_LAYOUT, LAYOUT};
+use super::layout_number::{EARLIER_LAYOUT, LAYOUT};
 use crate::domain::campaign::{AppliedRules, Campaign, RegisterId, UNITS_MAX};
 use crate::domain::claim_record::{be_int, put_be, timestamp};
 use crate::domain::counters::Epoch;
