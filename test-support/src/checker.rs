@@ -16,10 +16,10 @@ use crate::client::Client;
 use crate::core_client::API_TOKEN;
 use crate::core_client::campaign;
 use crate::inspect::{key, user_counters};
-use crate::limits::SOON;
 use crate::process::{Signal, signal_pid};
 use crate::sql::{Sql, SqlClaim};
 use crate::storm::{ClaimAttempt, ClaimOutcome};
+use crate::time_limits::SOON;
 use crate::wait::{eventually, holds, until_status};
 use crate::{Core, RedisView, claim_body};
 

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 
 use futures_util::future::join_all;
 
-use crate::limits::SOON;
 use crate::network::{Network, Port};
 use crate::process::free_address;
 use crate::redis_server::Kind;
+use crate::time_limits::SOON;
 use crate::wait::{eventually, holds};
 use crate::{RedisServer, RedisView};
 

@@ -15,9 +15,9 @@ use tempfile::TempDir;
 
 use crate::client::client;
 use crate::core_client::{API_TOKEN, CoreClient, campaign};
-use crate::limits::SOON;
 use crate::process::{self, Process, Signal, command, free_address, with_hosts};
 use crate::redis_server::Kind;
+use crate::time_limits::SOON;
 use crate::topology::Topology;
 use crate::wait::{eventually, holds};
 use crate::{RedisView, Reply, Servers, Sql, binary};

@@ -8,8 +8,8 @@ use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, FromRedisValue, RedisResult};
 
-use crate::limits::SOON;
 use crate::sql::Sql;
+use crate::time_limits::SOON;
 use crate::wait::{eventually, holds};
 
 /// Opens a connection to a running Redis with a longer response timeout than the crate's default, because

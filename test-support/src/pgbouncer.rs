@@ -8,9 +8,9 @@ use std::process::Stdio;
 use tempfile::TempDir;
 use tokio::net::TcpStream;
 
-use crate::limits::SOON;
 use crate::postgres::{self, Postgres};
 use crate::process::{Process, free_address};
+use crate::time_limits::SOON;
 use crate::wait::eventually;
 
 /// The path in Debian's package.

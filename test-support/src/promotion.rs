@@ -13,10 +13,10 @@ use crate::core_client::API_TOKEN;
 use crate::core_client::claim_body;
 use crate::core_process::Core;
 use crate::inspect::key;
-use crate::limits::SOON;
 use crate::process::{Signal, signal_pid};
 use crate::sentinel::SentinelSet;
 use crate::sql::{Claims, Sql};
+use crate::time_limits::SOON;
 use crate::wait::{eventually, holds};
 
 /// Number of callers that retry until their claim is granted.

@@ -8,8 +8,8 @@ use tempfile::TempDir;
 
 use crate::RedisView;
 use crate::clock::Clock;
-use crate::limits::SOON;
 use crate::process::{Process, command};
+use crate::time_limits::SOON;
 use crate::wait::eventually;
 
 /// The kind of server.

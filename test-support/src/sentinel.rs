@@ -13,10 +13,10 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::certificates::Certificates;
-use crate::limits::SOON;
 use crate::network::{Network, Port};
 use crate::process::{Process, Signal, command, free_address};
 use crate::redis_server::Kind;
+use crate::time_limits::SOON;
 use crate::wait::{eventually, holds};
 use crate::{RedisServer, RedisView};
 

@@ -6,9 +6,9 @@ use futures_util::future::join_all;
 
 use crate::clock::{Clock, FrozenClock};
 use crate::cluster::{ClusterOptions, ClusterSet};
-use crate::limits::SOON;
 use crate::redis_server::Kind;
 use crate::sentinel::{Access, SERVICE, SentinelSet};
+use crate::time_limits::SOON;
 use crate::times::now_ms;
 use crate::topology::Topology;
 use crate::wait::{eventually, holds};

@@ -6,7 +6,7 @@ use sqlx::any::{AnyPoolOptions, AnyRow};
 use sqlx::pool::PoolConnection;
 use sqlx::{Any, AnyPool, Row as _};
 
-use crate::limits::SOON;
+use crate::time_limits::SOON;
 use crate::wait::{eventually, reaches};
 
 /// A claim's row, with the columns that both databases store in the same form.

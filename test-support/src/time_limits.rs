@@ -1,4 +1,4 @@
-//! The limits of waits.
+//! The time limits of waits.
 
 use std::time::Duration;
 
