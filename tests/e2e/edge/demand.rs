@@ -30,8 +30,9 @@ fn live(snapshot: &Value, code: &str) -> [u64; 2] {
 /// Returns the claims refused as sold out once four snapshots in a row have the same number: the refusals of earlier
 /// tests on the same edge are then reported.
 async fn settled(stream: &mut LiveStream) -> [u64; 2] {
-    let (mut last, mut repeated) = ([u64::MAX; 2], 0);
+    let (mut last, mut repeated, began) = ([u64::MAX; 2], 0, Instant::now());
     while repeated < 3 {
+        assert!(began.elapsed() < SOON, "not within {SOON:?}: still changing after {last:?}");
         let now = live(&stream.until("a snapshot", |_| true).await, "sold_out");
         repeated = if now == last { repeated + 1 } else { 0 };
         last = now;
