@@ -7,8 +7,8 @@
 #   scripts/soak.sh --for BASE   the parts that belong to what has changed since the commit BASE
 #   scripts/soak.sh --age        when each part last passed
 #
-# SEED repeats a run; ROUNDS, OPERATIONS and others (see run below) change a part's length. A part that passed is
-# recorded in tests/soak-record.txt, unless its length was changed; the record is committed next.
+# SEED repeats a run; ROUNDS, OPERATIONS and others (listed in tests/README.md) change a part's length. A part that passed
+# is recorded in tests/soak-record.txt, unless its length was changed; the record is committed next.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/tools.sh
@@ -113,10 +113,11 @@ for_base() {
     done < <(parts)
 }
 
-# The commit that a part tests, or nothing if its length or a file was changed.
+# The commit that a part tests, or nothing if its length, its selection of tests or a file was changed.
 tested_commit() {
     local length
-    for length in EXAMPLES REFUSALS CAMPAIGNS ROUNDS CODES CALLS MOVES CLAIMS LIVE ENDED REST_S OPERATIONS; do
+    for length in EXAMPLES REFUSALS CAMPAIGNS ROUNDS CODES CALLS MOVES PREVIOUS CLAIMS LIVE ENDED REST_S OPERATIONS \
+        OPERATIONS_EACH TOPOLOGIES SERVERS BINARIES INTERLEAVINGS_SHARE PAIRS WITH DATABASE STATE; do
         if [ -n "${!length:-}" ]; then return; fi
     done
     if git diff --quiet HEAD -- . ":!$record"; then git rev-parse --short=12 HEAD; fi
