@@ -249,22 +249,23 @@ function checkSingleFlag(file, number, code) {
 
 // --- tests ------------------------------------------------------------------------------------------------------
 
-/** Returns the test binaries: name → full test names that a filter may match, `module::function`. */
-function testBinaries() {
-  const found = new Map();
-  for (const [, name, file] of read("tests/Cargo.toml").matchAll(/\[\[test\]\]\s+name = "([^"]+)"\s+path = "([^"]+)"/g)) {
-    const main = path.join("tests", file);
-    const directory = path.basename(main) === "main.rs" ? path.dirname(main) : main.replace(/\.rs$/, "");
-    const full = [];
-    for (const source of files.filter((one) => one === main || (one.startsWith(`${directory}/`) && one.endsWith(".rs")))) {
-      const module = path.relative(directory, source).replace(/\.rs$/, "").replace(/\/mod$/, "").replaceAll("/", "::");
-      const prefix = source === main ? "" : `${module}::`;
-      // The second form is a test declared by a macro, such as in tests/interleavings/regressions.rs.
-      for (const [, fn, declared] of read(source).matchAll(/\bfn (\w+)|^ {4}(\w+):$/gm)) full.push(`${prefix}${fn ?? declared}`);
-    }
-    found.set(name, full);
+/** Returns the full names of the functions in the crate of `main`: `module::function`. */
+function functionsOf(main) {
+  const directory = ["main.rs", "lib.rs"].includes(path.basename(main)) ? path.dirname(main) : main.replace(/\.rs$/, "");
+  const full = [];
+  for (const source of files.filter((one) => one === main || (one.startsWith(`${directory}/`) && one.endsWith(".rs")))) {
+    const module = path.relative(directory, source).replace(/\.rs$/, "").replace(/\/mod$/, "").replaceAll("/", "::");
+    const prefix = source === main ? "" : `${module}::`;
+    // The second form is a test declared by a macro, such as in tests/interleavings/regressions.rs.
+    for (const [, fn, declared] of read(source).matchAll(/\bfn (\w+)|^ {4}(\w+):$/gm)) full.push(`${prefix}${fn ?? declared}`);
   }
-  return found;
+  return full;
+}
+
+/** Returns the test binaries: name → full test names that a filter may match. */
+function testBinaries() {
+  const declared = read("tests/Cargo.toml").matchAll(/\[\[test\]\]\s+name = "([^"]+)"\s+path = "([^"]+)"/g);
+  return new Map([...declared].map(([, name, file]) => [name, functionsOf(path.join("tests", file))]));
 }
 
 const tests = testBinaries();
@@ -300,6 +301,7 @@ function checkTestName(file, number, code) {
 
 /** Checks that the tests named by scripts exist: full names in tests/other-topologies.txt, substrings in tests/mutants/defects.sh. */
 function checkTestLists() {
+  const units = functionsOf("core/src/lib.rs").map((name) => name.replace(/::(\w+)$/, "::tests::$1"));
   const lines = (file) => read(file).split("\n").map((line, index) => [line, index + 1]);
   for (const [line, number] of lines("tests/other-topologies.txt")) {
     const [, binary, name] = line.match(/^\w+ \w+ (\w+) (\S+)$/) ?? [];
@@ -307,7 +309,8 @@ function checkTestLists() {
   }
   for (const [line, number] of lines("tests/mutants/defects.sh")) {
     const [, binary, filter] = line.match(/^ {4}(\w+) ([\w:]+)$/) ?? [];
-    if (binary && !tests.get(binary)?.some((name) => name.includes(filter))) mistake("tests/mutants/defects.sh", number, `${binary} ${filter}: no such test`);
+    const known = binary === "units" ? units : tests.get(binary);
+    if (binary && !known?.some((name) => name.includes(filter))) mistake("tests/mutants/defects.sh", number, `${binary} ${filter}: no such test`);
   }
 }
 

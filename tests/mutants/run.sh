@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Mutation tests, for `make soak`: a copy of the tree gets one defect at a time, and the model or the test named with the
-# defect must fail. A defect whose text is not found ends the run; one that does not build is listed at the end. Both are
-# errors, because they prove nothing.
+# defect must fail. Before, each of these tests must pass in the copy without a defect: a test that fails there proves
+# nothing. For the same reason, a defect whose text is not found ends the run, and one that does not build is an error.
 #
 #   tests/mutants/run.sh [NAME …]     runs all of defects.sh, or the named defects
 #   tests/mutants/run.sh --check      only checks that every defect's text is still found
@@ -13,16 +13,18 @@ root=$PWD
 tree=$root/target/mutants/tree
 export CARGO_TARGET_DIR=${MUTANTS_TARGET:-$root/target/mutants/build}
 unset CLAIMGATE_BIN # tests the copy's program
-export SEED=${SEED:-1} OPERATIONS=${OPERATIONS:-40000} PROMISES=1 RUST_BACKTRACE=0
+export SEED=${SEED:-1} OPERATIONS=${OPERATIONS:-40000} RUST_BACKTRACE=0
 log=$root/target/mutants/logs
-check_only=
-if [ "${1-}" = --check ]; then check_only=yes && shift; fi
+phase=
+if [ "${1-}" = --check ]; then phase=check && shift; fi
 wanted=("$@")
 caught=() missed=() broken=()
+declare -A passed
 
 # Writes only changed files, so that only these are rebuilt.
 copy_tree() {
-    mkdir -p "$tree" "$log"
+    # heavy() locks a file in the copy's own target directory.
+    mkdir -p "$tree/target" "$log"
     git ls-files --cached --others --exclude-standard -z |
         while IFS= read -r -d '' file; do
             if [ ! -f "$file" ] || cmp -s "$file" "$tree/$file"; then continue; fi
@@ -31,13 +33,30 @@ copy_tree() {
         done
 }
 
-# $1 is the test binary; the rest are its arguments.
-run_test() { (cd "$tree" && cargo test --quiet -p claimgate-tests --test "$@"); }
+# $1 is the test binary, or `units` for core's unit tests; the rest are its arguments.
+run_test() {
+    local binary=(--test "$1")
+    if [ "$1" = units ]; then binary=(-p claimgate-core --lib); fi # claimgate-tests selects the same features
+    (cd "$tree" && cargo test --quiet -p claimgate-tests "${binary[@]}" "${@:2}")
+}
 
 # The tests in e2e/ and faults/ run the program itself.
 build() { # $1 is the test binary
     run_test "$1" --no-run || return
     case $1 in e2e | faults) (cd "$tree" && cargo build --quiet --profile test --bin claimgate) ;; esac
+}
+
+# Runs a test once without a defect.
+without_defect() { # TEST FILTER
+    local key="${CLAIMGATE_TEST_SERVER:-redis} $1 $2" started=$SECONDS
+    if [ -n "${passed[$key]-}" ]; then return; fi
+    if ! { build "$1" && run_test "$1" "$2" -- --nocapture; } >"$log/without" 2>&1; then
+        tail -n 40 "$log/without" >&2
+        echo "without a defect, '$1 $2' fails; the complete output is in $log/without" >&2
+        exit 2
+    fi
+    passed[$key]=yes
+    echo "passes  $key ($((SECONDS - started)) s) $(grep -m 1 SEED "$log/without" || true)"
 }
 
 is_wanted() {
@@ -57,7 +76,10 @@ defect() {
         echo "$name: this text must occur exactly once in $file: $old" >&2
         exit 2
     fi
-    if [ -n "$check_only" ]; then return 0; fi
+    case $phase in
+    check) return 0 ;;
+    without) without_defect "$test" "$filter"; return 0 ;;
+    esac
     text=${text/"$old"/"$new"}
     printf '%s' "${text%.}" >"$tree/$file"
     started=$SECONDS
@@ -74,21 +96,20 @@ defect() {
     cat "$root/$file" >"$tree/$file"
 }
 
-if [ -n "$check_only" ]; then
-    # shellcheck source=tests/mutants/defects.sh
-    . "$root/tests/mutants/defects.sh"
+# shellcheck source=tests/mutants/defects.sh
+defects() { . "$root/tests/mutants/defects.sh"; }
+
+if [ "$phase" = check ]; then
+    defects
     exit 0
 fi
 copy_tree
 echo "without a defect:"
-if ! run_test model the_system -- --nocapture >"$log/without" 2>&1; then
-    tail -n 40 "$log/without" >&2
-    echo "without a defect: the model fails; the complete output is in $log/without" >&2
-    exit 2
-fi
-grep -E 'SEED|campaigns' "$log/without"
-# shellcheck source=tests/mutants/defects.sh
-. "$root/tests/mutants/defects.sh"
+phase=without
+defects
+echo "with one defect each:"
+phase=mutants
+defects
 echo "${#caught[@]} mutants caught, ${#missed[@]} missed: ${missed[*]-}; ${#broken[@]} do not build: ${broken[*]-}"
 [ ${#broken[@]} -eq 0 ] || exit 2
 [ ${#missed[@]} -eq 0 ]
