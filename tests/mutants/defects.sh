@@ -238,7 +238,7 @@ defect eviction_not_confirmed core/src/store/redis/loader.rs \
         self.wait_for_replicas(&session).await?;' '' \
     faults an_eviction_completes
 defect replacement_not_signalled core/src/store/redis/topology/server.rs 'self.replacing.notify_waiters();' '' \
-    faults claims_in_flight_to_a_replaced_primary
+    units topology::server::tests::calls_in_flight
 
 # An adopted server has everything that SQL has, nothing that SQL refused, and no event that SQL will never get.
 defect refused_claims_adopted core/src/store/sql/campaigns.rs 'if !is_unchanged || has_refused ||' 'if !is_unchanged ||' \

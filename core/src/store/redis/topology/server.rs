@@ -370,3 +370,28 @@ impl Connection {
         session.clone()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    #[test]
+    fn calls_in_flight_end_with_their_generation() {
+        let address = Client::open("redis://192.0.2.1").unwrap();
+        let server = Server::new(ServerLocator::Direct(address, Mode::Standalone), Arc::default());
+        server.started.store(1, Ordering::Release);
+        let call = |generation| {
+            Box::pin(server.unless_replaced(Generation::new(generation), pending::<Result<(), RedisError>>()))
+        };
+        let (mut replaced, mut next) = (call(1), call(2));
+        assert!(replaced.as_mut().now_or_never().is_none());
+        server.retire();
+        let error = replaced.now_or_never().expect("no reply of the old server is awaited").unwrap_err();
+        assert!(error.is_connection_dropped(), "another server may be called: {error}");
+        assert!(next.as_mut().now_or_never().is_none());
+    }
+}
