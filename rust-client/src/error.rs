@@ -57,7 +57,7 @@ impl Error {
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::NoAnswer { .. } => Some(Duration::ZERO),
-            Self::Problem(_) if self.is(Code::UserIdsDiffer) => None,
+            Self::Problem(_) if self.is(Code::NotConfigured) || self.is(Code::UserIdsDiffer) => None,
             Self::Problem(problem) if matches!(problem.status.as_u16(), 408 | 429 | 500..) => {
                 Some(problem.retry_after.unwrap_or_default())
             }
@@ -117,6 +117,11 @@ mod tests {
         }
         let lost = Error::NoAnswer { address: "there".to_owned(), why: "reset".to_owned(), sent: true };
         assert_eq!(lost.retry_after(), Some(Duration::ZERO));
+        for code in [Code::NotConfigured, Code::UserIdsDiffer] {
+            let json = json!({"code": code.as_str(), "title": "T", "detail": "D"});
+            let problem = Problem::from_json(StatusCode::SERVICE_UNAVAILABLE, None, json).unwrap();
+            assert_eq!(Error::Problem(Box::new(problem)).retry_after(), None, "{code:?}");
+        }
     }
 
     #[test]

@@ -63,7 +63,7 @@ impl Default for Retries {
 }
 
 /// Calls `call` until its outcome is known, for at most `timeout`. Retries after a lost response, a 408, 429
-/// or 5xx, not before `Retry-After`. `call` must be safe to repeat, as a claim with its key is.
+/// or 5xx (but `not_configured` and `user_ids_differ`), not before `Retry-After`. `call` must be safe to repeat, as a claim with its key is.
 ///
 /// # Errors
 /// The error of the last try. If that try was not processed (`overloaded`, `not_configured`, 429, 401, no connection)
