@@ -19,7 +19,7 @@ const LINES_MAX = { "README.md": 150, "README.zh-CN.md": 150, "ARCHITECTURE.md":
 /** A bare name with one of these endings must be a file of the tree. */
 const FILE_NAME = /^[\w.-]+\.(rs|lua|mjs|js|sh|toml|yml|yaml|md|sql|capnp|c|html|css)$/;
 /** Directories whose code reads environment variables. */
-const VARIABLE_SOURCES = ["core/src", "scripts", "test-support/src"];
+const VARIABLE_SOURCES = ["client/conformance", "core/src", "examples", "scripts", "test-support/src"];
 
 const files = listFiles(".");
 const names = new Set(files.map((file) => path.basename(file)));

@@ -5,7 +5,7 @@
 #   scripts/setup.sh          also for `make test`, `make up-cluster` and the other targets
 #   scripts/setup.sh --lint   also for `make check`
 #   scripts/setup.sh --package   also for `make package` and its tests
-#   scripts/setup.sh --soak   also for `make soak`: OpenAPI Generator, Java and Go
+#   scripts/setup.sh --soak   also for `make soak`: OpenAPI Generator, Java, Go and PHP
 #
 # Each step checks whether it is already done, then tries the usual method. Its fallback works where only packages
 # (crates, npm, Debian's) can be downloaded. In the checkout it writes only node_modules.
@@ -139,10 +139,10 @@ openapi_tools_get() { pip_get "$openapi_tools_dir" scripts/openapi-tools.txt; }
 openapi_generator_ready() { pip_ready "$openapi_generator_dir" scripts/openapi-generator.txt; }
 openapi_generator_get() { pip_get "$openapi_generator_dir" scripts/openapi-generator.txt; }
 
-soak_packages_ready() { has javac && has go; }
+soak_packages_ready() { has javac && has go && has php && php -m | grep -x curl >/dev/null; }
 soak_packages_get() {
-    can_apt || { echo "Please install JDK 17 and Go, which compile the clients of openapi.json."; return 1; }
-    apt_install openjdk-17-jdk-headless golang-go
+    can_apt || { echo "Please install JDK 17, Go, and PHP with its extension curl, for clients in these languages."; return 1; }
+    apt_install openjdk-17-jdk-headless golang-go php-cli php-curl
 }
 
 lint_packages_ready() { has luacheck && has docker-compose; }

@@ -22,6 +22,7 @@ parts() {
     left-out        ^(core/src/|edge/src/|lua/|tests/(soak.txt|faults|e2e))
     document        ^(openapi.json|core/src/http/|edge/src/|shared/src/|tests/schemathesis)
     clients         ^(openapi.json|tests/clients.sh)
+    conformance     ^(client/|rust-client/|examples/|shared/src/)
     refusals        ^(core/src/engine/demand/|core/src/jobs/refusals|edge/src/refusals)
     promises        ^(core/src/|edge/src/|lua/|tests/(faults|e2e))
     delayed         ^(core/src/jobs/|core/src/store/redis/|lua/)
@@ -72,6 +73,7 @@ run() {
     left-out) PROMISES=1 scripts/test.sh soak ;;
     document) EXAMPLES=${EXAMPLES:-100} tests e2e conforms_to_the_document ;;
     clients) tests/clients.sh ;;
+    conformance) node client/conformance/run.js ;;
     refusals) PROMISES=1 REFUSALS=${REFUSALS:-100000} tests e2e storm_of_refusals ;;
     promises) (promises) ;;
     delayed) CAMPAIGNS=${CAMPAIGNS:-500} tests faults delayed ;;
@@ -117,7 +119,7 @@ for_base() {
 tested_commit() {
     local length
     for length in EXAMPLES REFUSALS CAMPAIGNS ROUNDS CODES CALLS MOVES PREVIOUS CLAIMS LIVE ENDED REST_S OPERATIONS \
-        OPERATIONS_EACH TOPOLOGIES SERVERS BINARIES INTERLEAVINGS_SHARE PAIRS WITH DATABASE STATE; do
+        OPERATIONS_EACH CASE TOPOLOGIES SERVERS BINARIES INTERLEAVINGS_SHARE PAIRS WITH DATABASE STATE; do
         if [ -n "${!length:-}" ]; then return; fi
     done
     if git diff --quiet HEAD -- . ":!$record"; then git rev-parse --short=12 HEAD; fi

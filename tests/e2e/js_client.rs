@@ -3,9 +3,10 @@
 use std::process::Command;
 
 use serde_json::{Map, json};
-use support::CoreOptions;
 use support::core_client::campaign;
 use support::edge::{Runtime, World, root, tool};
+use support::topology::OWN;
+use support::{CoreOptions, only_on};
 
 use super::edge::run;
 
@@ -39,6 +40,7 @@ fn the_client_passes_its_tests_against_a_real_edge() {
             .args([
                 "--test",
                 "client/test/claims.test.js",
+                "client/test/conformance.test.js",
                 "client/test/server.test.js",
                 "client/test/types.test.js",
             ])
@@ -51,4 +53,19 @@ fn the_client_passes_its_tests_against_a_real_edge() {
         let output = [tested.stdout, tested.stderr].concat();
         assert!(tested.status.success(), "{}", String::from_utf8_lossy(&output));
     });
+}
+
+/// The part `conformance` of `make soak` plays the cases with all clients.
+#[test]
+fn two_clients_conform_and_broken_clients_do_not() {
+    only_on!(OWN, "it needs no server");
+    let played = Command::new(tool("node"))
+        .args(["client/conformance/run.js", "javascript", "python", "controls"])
+        .current_dir(root())
+        .env_remove("CASE")
+        .env_remove("JOBS")
+        .output()
+        .unwrap();
+    let output = String::from_utf8([played.stdout, played.stderr].concat()).unwrap();
+    assert!(played.status.success() && !output.contains("SKIPPED"), "{output}");
 }
