@@ -205,7 +205,7 @@ public final class Claimgate {
         static Map<?, ?> read(String text) {
             Json json = new Json(text);
             Map<?, ?> members = (Map<?, ?>) json.value();
-            json.expect(json.at == text.strip().length());
+            json.expect(!json.taken('\0') && json.at == text.length());
             return members;
         }
 
