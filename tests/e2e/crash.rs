@@ -1,6 +1,6 @@
 //! Crashes under load: no acknowledged claim is lost, none is granted twice, and no limit is exceeded.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 use support::checker::{Checker, Limits};
@@ -18,6 +18,10 @@ const CONCURRENT_CLAIMS: usize = 200;
 /// Time limit from the death of core's own Redis until claims are decided again, even the fourth time: the pause before
 /// the restart begins at 50 ms and doubles.
 const RESTARTED_MAX: Duration = Duration::from_secs(2);
+/// Time limit from the first death of core's own Redis until core starts it again, after a pause of 50 ms.
+const STARTED_MAX: Duration = Duration::from_millis(500);
+/// Time limit from a stop until core closes the connection of an incomplete request: 5 s for the requests in flight.
+const IN_FLIGHT_MAX: Duration = Duration::from_secs(7);
 
 /// Makes 2,000 claims for 1,000 users and kills `victim` after a random number of acknowledged claims.
 async fn kill_during_claims(core: &Core, campaign: &str, victim: u32, rng: &mut Rng) -> Checker {
@@ -135,6 +139,8 @@ async fn a_shutdown_completes_requests_in_flight() {
     let mut raw = support::raw::Raw::connect(core.listen()).await;
     let (head, rest) = request.split_at(request.len() - 5);
     assert!(raw.send(head).await);
+    let mut stalled = support::raw::Raw::connect(core.listen()).await;
+    assert!(stalled.send(head).await);
     // Open one connection for each thread of core. The answer on the request's own thread shows that the
     // request's head has been read.
     let mut others = Vec::new();
@@ -144,6 +150,7 @@ async fn a_shutdown_completes_requests_in_flight() {
         assert_eq!(support::raw::status(&other.read_some().await), Some(200));
         others.push(other);
     }
+    let stopping = Instant::now();
     core.process().signal(Signal::TERM);
     core.until_logged(SOON, &["stopping"]).await;
     // Idle connections are closed immediately: core waits only for the request in flight.
@@ -152,6 +159,14 @@ async fn a_shutdown_completes_requests_in_flight() {
     }
     assert!(raw.send(rest).await);
     assert_eq!(support::raw::status(&raw.read_to_end().await), Some(201), "a request in flight is answered");
+    let answer = stalled.read_to_end().await;
+    let took = stopping.elapsed();
+    if answer.is_empty() {
+        assert!(took.as_secs() >= 4 && took < promised(IN_FLIGHT_MAX), "closed after {took:?}, not 5 s");
+    } else {
+        // The request had been incomplete for too long before the stop.
+        assert_eq!(support::raw::status(&answer), Some(408));
+    }
     assert!(core.process().wait(SOON).await.success());
 }
 
@@ -181,6 +196,14 @@ async fn redis_is_restarted_each_time_it_dies() {
     let mut last = core.redis_pid().await;
     for round in 0..4 {
         signal_pid(last, Signal::KILL);
+        // The pause before the restart doubles with each round.
+        if round == 0 {
+            eventually(promised(STARTED_MAX), || async {
+                let starts = core.log().matches("Redis started").count();
+                holds(starts >= 2, || format!("{starts} starts"))
+            })
+            .await;
+        }
         let key = format!("k{round}");
         let won = until_status(promised(RESTARTED_MAX), &[200, 201], async || {
             core.once().claim("demo", "alice", &key).await
