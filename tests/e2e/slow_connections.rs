@@ -14,7 +14,7 @@ use support::wait::{holds, until_status};
 use support::{Core, CoreOptions, SOON, Snapshot, claim_body, eventually, heavy, promised};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::dashboard::LiveStream;
 
@@ -24,6 +24,8 @@ const CROWD: usize = 4_200;
 const IMMEDIATE_MAX: Duration = Duration::from_secs(2);
 /// Time limit of closing a connection whose head is not completed within 5 s.
 const HEAD_MAX: Duration = Duration::from_secs(6);
+/// Time limit of closing an idle connection, which takes 100 s.
+const IDLE_MAX: Duration = Duration::from_secs(102);
 /// Time limit of closing a connection whose peer does not read, which takes 20 s once the buffers are full.
 const STALLED_MAX: Duration = Duration::from_secs(30);
 
@@ -274,7 +276,21 @@ async fn idle_connections_outlast_the_timeouts_of_clients() {
         let took = began.elapsed();
         assert!(took.as_secs() >= 4 && took < promised(HEAD_MAX), "timed out after {took:?}, not 5 s");
     });
-    join_all(both).await;
+    let idle = [core.listen(), core.admin_listen()].into_iter().flat_map(|address| {
+        ["", request].map(|request| async move {
+            let began = Instant::now();
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream.write_all(request.as_bytes()).await.unwrap();
+            if !request.is_empty() {
+                assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0);
+            }
+            let read = timeout(promised(IDLE_MAX), stream.read(&mut [0; 4096])).await;
+            let took = began.elapsed();
+            assert!(matches!(read, Ok(Ok(0) | Err(_))), "{read:?} after {took:?}");
+            assert!(took.as_secs() >= 95, "closed after {took:?}, not 100 s");
+        })
+    });
+    tokio::join!(join_all(both), join_all(idle));
 }
 
 /// Opens an event stream and never reads from it, like a watcher whose machine has vanished.
