@@ -6,7 +6,7 @@ use std::process::{Output, Stdio};
 
 use serde_json::{Value, json};
 use support::core_client::campaign;
-use support::process::{Process, Signal, command, free_address, signal_pid};
+use support::process::{Process, command, free_address};
 use support::signing::claim_id;
 use support::stand_in::{Canned, StandIn};
 use support::wait::holds;
@@ -586,30 +586,4 @@ async fn following_changes_continues_after_a_restart_of_core() {
     let core = core.restart().await;
     core.claim("demo", "carl", "k").await.expect(201);
     users(&["alice", "bob", "carl"]).await;
-}
-
-#[tokio::test]
-async fn a_call_that_is_safe_to_repeat_is_repeated_and_says_so() {
-    let core = Core::start().await;
-    let out = core.data_dir().join("../create.json");
-    let err = core.data_dir().join("../create.err");
-    let mut command = command(&binary::claimgate());
-    command.args(["campaign", "create", "demo", "--total", "5", "--json"]).current_dir(core.data_dir());
-    command.env("CLAIMGATE_ADMIN_LISTEN", core.admin_listen().to_string());
-    command.env("CLAIMGATE_DATA_DIR", core.data_dir()).stdin(Stdio::null());
-    command.stdout(std::fs::File::create(&out).unwrap()).stderr(std::fs::File::create(&err).unwrap());
-    let redis = core.redis_pid().await;
-    signal_pid(redis, Signal::STOP);
-    let mut process = Process::start(command);
-    let said = eventually(SOON, || async {
-        let said = std::fs::read_to_string(&err).unwrap();
-        holds(said.contains("retrying for at most 30 s"), || said.clone()).map(|()| said)
-    })
-    .await;
-    signal_pid(redis, Signal::CONT);
-    assert!(said.contains("(unavailable)"), "it says what is repeated: {said}");
-    assert!(process.wait(SOON).await.success(), "{}", std::fs::read_to_string(&err).unwrap());
-    let campaign: Value = serde_json::from_str(&std::fs::read_to_string(&out).unwrap()).unwrap();
-    assert_eq!((&campaign["id"], &campaign["version"]), (&json!("demo"), &json!(1)));
-    assert_eq!(core.campaign("demo").await["limits"]["total"], 5);
 }

@@ -19,6 +19,7 @@ mod claim_batches;
 mod claim_flow;
 mod claim_lists;
 mod command_line;
+mod command_retries;
 mod contention;
 mod crash;
 mod cursors;
