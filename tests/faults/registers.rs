@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -26,6 +26,12 @@ use crate::tally::Row;
 const LIMITS: Limits = Limits { total: Some(100), per_user: Some(1), per_user_per_day: None };
 /// Time limit until core serves with another Redis server: 30 s after a core last served with the previous one.
 const TAKEN_OVER_MAX: Duration = Duration::from_secs(35);
+/// The time for which `drop-foreign` waits for a core that serves the campaign.
+const SERVED_WITHIN: Duration = Duration::from_secs(30);
+/// Time limit of `drop-foreign` for a campaign that no core serves.
+const DROPPED_MAX: Duration = Duration::from_secs(35);
+/// Time limit of `drop-foreign` for a campaign that a core serves: the core restores the campaign in a second or two.
+const RESTORED_MAX: Duration = Duration::from_secs(4);
 
 /// Returns the number of the users `from..upto` whose claim is granted; all other claims must be denied.
 async fn winners(checker: &Checker, core: &Core, users: std::ops::Range<usize>) -> usize {
@@ -252,9 +258,12 @@ async fn drop_foreign_saves_then_removes_an_unserved_campaign() {
     assert!(output.contains("belongs to this database") && !file("ours").exists(), "{output}");
 
     // The campaign's own core restores the campaign in the meantime, so the attempt loses nothing.
+    let began = Instant::now();
     let (status, output) = drop_foreign("demo", &stranger.data_dir(), &url, &file("served")).await;
+    let took = began.elapsed();
     assert_eq!(status, Some(1), "{output}");
     assert!(output.contains("a core serves"), "{output}");
+    assert!(took < promised(RESTORED_MAX), "restored only after {took:?}");
     checker.granted(&fixture.core, "back", "k").await;
     checker.win(&fixture.core, 30..40).await;
     fixture.relayed("demo").await;
@@ -269,8 +278,11 @@ async fn drop_foreign_saves_then_removes_an_unserved_campaign() {
     held.release().await;
     let (status, output) = drop_foreign("demo", &stranger.data_dir(), &url, &file("served")).await;
     assert_eq!(status, Some(2), "a file is not overwritten: {output}");
+    let began = Instant::now();
     let (status, output) = drop_foreign("demo", &stranger.data_dir(), &url, &file("claims.csv")).await;
+    let took = began.elapsed();
     assert_eq!(status, Some(0), "{output}");
+    assert!(took >= SERVED_WITHIN && took < promised(DROPPED_MAX), "removed after {took:?}, not 30 s");
     let text = std::fs::read_to_string(file("claims.csv")).unwrap();
     let ids: BTreeSet<_> = text.lines().skip(1).map(|line| line.split(',').next().unwrap()).collect();
     let acknowledged = checker.acknowledged();
