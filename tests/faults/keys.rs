@@ -24,6 +24,8 @@ const TIGHT: Limits = Limits { total: Some(40), per_user: Some(1), per_user_per_
 
 /// Time limit until core has restored Redis' lost identity: core checks it once a second.
 const RESTORED_MAX: Duration = Duration::from_secs(2);
+/// Time limit until core has loaded an idle campaign that lost a key: core checks 32 campaigns a second.
+const LOADED_MAX: Duration = Duration::from_secs(3);
 
 /// Sends claims of new users until there is a decision: first "not ready", then "sold out", but never a
 /// grant.
@@ -48,6 +50,26 @@ async fn flushall_never_reopens_a_sold_out_campaign() {
         row.fault();
         redis.query_all::<()>(&["FLUSHALL"]).await;
         no_new_user_wins(&checker, &fixture.core).await;
+    }
+    fixture.judge(row, &checker, Expect::default()).await;
+}
+
+/// No claim reports the loss to core.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_key_of_an_idle_campaign_is_noticed_in_time() {
+    let row = Row::begin("keys lost: one of an idle campaign");
+    let fixture = Fixture::external().await;
+    let checker = Checker::create(&fixture.core, "demo", TIGHT).await;
+    let redis = fixture.redis().await;
+    checker.win(&fixture.core, 0..40).await;
+    fixture.relayed("demo").await;
+    for _ in 0..4 {
+        row.fault();
+        redis.query::<u64>(&["DEL", &key("demo", "users")]).await;
+        eventually(promised(LOADED_MAX), || async {
+            holds(redis.state("demo").await.is_some(), || fixture.core.log())
+        })
+        .await;
     }
     fixture.judge(row, &checker, Expect::default()).await;
 }

@@ -1,7 +1,9 @@
 //! Required replicas: with `CLAIMGATE_REDIS_REPLICAS=1` only claims that survive a failover are acknowledged.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use reqwest::Method;
 use serde_json::{Value, json};
 use support::checker::{Checker, Expect, Limits, Verdict};
 use support::cluster::ClusterSet;
@@ -15,10 +17,11 @@ use support::sentinel::SentinelSet;
 use support::sql::Sql;
 use support::storm::ClaimOutcome;
 use support::times::from_now;
-use support::topology::OWN;
-use support::wait::holds;
+use support::topology::{ONE_SERVER, OWN};
+use support::wait::{holds, until_status};
 use support::{Core, CoreOptions, SOON, eventually, heavy, promised, undisturbed};
 
+use crate::fixture::Fixture;
 use crate::load::under_load;
 use crate::tally::{Row, say};
 
@@ -26,6 +29,8 @@ const ROOMY: Limits = Limits { total: Some(200_000), per_user: Some(2_000), per_
 const LOAD_TIME: Duration = Duration::from_millis(300);
 /// Time limit until claims are acknowledged without a stopped replica: one call that waits for it, and the next call.
 const REMOVED_MAX: Duration = Duration::from_secs(2);
+/// Time limit until another core follows a new number of replicas: core reads the number every half second.
+const FOLLOWED_MAX: Duration = Duration::from_secs(3);
 
 /// Returns the options of a core on the servers at `url` that requires one replica.
 pub fn waiting_for_one(url: String) -> CoreOptions {
@@ -197,6 +202,33 @@ async fn an_eviction_completes_once_a_replica_has_it() {
     })
     .await;
     row.survived(0, Verdict::default());
+}
+
+const NOT_REPLICATED: &str = r#"claimgate_unavailable_total{code="unavailable",reason="not_replicated"}"#;
+
+/// The server has no replica, so no claim is acknowledged while one is required.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_cores_follow_a_new_number_of_required_replicas() {
+    only_on!(ONE_SERVER, "the server must have no replica");
+    let row = Row::begin("replicas: their number changed through another core");
+    let Some(fixture) = row.needs(Fixture::two_cores().await) else { return };
+    fixture.core.create("demo", json!({"total": 100_000})).await;
+    let users = AtomicUsize::new(0);
+    for (replicas_min, status) in [(1, 503), (0, 201), (1, 503), (0, 201)] {
+        row.fault();
+        let change = json!({"replicas_min": replicas_min});
+        fixture.core.admin(Method::POST, "/admin/v1/replication", &change).await.expect(200);
+        until_status(promised(FOLLOWED_MAX), &[status], async || {
+            let user = format!("u{}", users.fetch_add(1, Ordering::Relaxed));
+            fixture.other().once().claim("demo", &user, "k").await
+        })
+        .await;
+        if status == 503 {
+            let refused: Option<u64> = fixture.other().metric(NOT_REPLICATED).await;
+            assert!(refused > Some(0), "for another reason");
+        }
+    }
+    row.passed(users.into_inner(), "each number was followed");
 }
 
 /// The slot of the barrier's own key moves to another node; no campaign uses it.

@@ -7,6 +7,7 @@ use reqwest::Method;
 use serde_json::json;
 use support::checker::{Checker, Expect, Limits, Promise};
 use support::core_client::API_TOKEN;
+use support::core_process::DECISION;
 use support::only_on;
 use support::process::{Signal, signal_pid};
 use support::promotion::promotion;
@@ -16,7 +17,7 @@ use support::sql::Sql;
 use support::storm::ClaimOutcome;
 use support::topology::OWN;
 use support::wait::{holds, until_status};
-use support::{Core, CoreOptions, Reply, SOON, claim_body, eventually, heavy};
+use support::{Core, CoreOptions, Reply, SOON, claim_body, eventually, heavy, promised};
 use tokio::task::JoinSet;
 
 use crate::load::under_load;
@@ -301,7 +302,12 @@ async fn claims_until_promoted(fixture: &SentinelFixture, primary: usize, round:
         for campaign in WAITING {
             let (client, url) = (fixture.core.client().clone(), fixture.core.url("/internal/v1/claims"));
             let body = claim_body(campaign, &format!("late{round}"), "k", 1);
-            claims.spawn(async move { client.call(Method::POST, &url, API_TOKEN, &body).await });
+            claims.spawn(async move {
+                let began = Instant::now();
+                let reply = client.call(Method::POST, &url, API_TOKEN, &body).await;
+                assert!(began.elapsed() < promised(DECISION), "answered only after {:?}", began.elapsed());
+                reply
+            });
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
