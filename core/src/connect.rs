@@ -35,6 +35,8 @@ pub async fn connect(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use tokio::net::{TcpListener, TcpSocket};
 
     use super::*;
@@ -58,9 +60,12 @@ mod tests {
         let unused = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
         let receiver = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addresses = [unused, silent.local_addr().unwrap(), receiver.local_addr().unwrap()];
+        let began = Instant::now();
         let stream =
             timeout(Duration::from_secs(60), connect(&addresses)).await.expect("a connection").unwrap();
         assert_eq!(stream.peer_addr().unwrap(), addresses[2]);
+        assert!(began.elapsed() >= NEXT_ADDRESS_AFTER, "it was tried after {:?}", began.elapsed());
+        assert_eq!(NEXT_ADDRESS_AFTER, Duration::from_millis(250), "the time in docs/webhooks.md");
     }
 
     #[tokio::test]

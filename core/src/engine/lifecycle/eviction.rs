@@ -26,7 +26,7 @@ impl Recovery {
         let now = core_now.min(redis_now);
         let after_ms = i64::try_from(self.archive_after.as_millis()).unwrap_or(i64::MAX);
         campaign.over_since(now).is_some_and(|since| since.saturating_add_ms(after_ms) <= now)
-            && self.clocks.steady_for(core_now, redis_now) >= self.archive_after.min(STEADY_MIN)
+            && is_steady(self.clocks.steady_for(core_now, redis_now), self.archive_after)
     }
 
     /// Evicts a campaign that is long over and fully relayed; afterwards calls on it use SQL.
@@ -87,5 +87,33 @@ impl Recovery {
         });
         let dropped: Vec<_> = stream::iter(drops).buffer_unordered(DROPS_AT_ONCE).collect().await;
         dropped.into_iter().collect()
+    }
+}
+
+/// Returns whether clocks that have been steady for `steady_for` permit an eviction.
+fn is_steady(steady_for: Duration, archive_after: Duration) -> bool {
+    steady_for >= archive_after.min(STEADY_MIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ARCHIVE_AFTER_DEFAULT;
+
+    #[test]
+    fn clocks_are_steady_an_hour_after_a_step() {
+        let after = Duration::from_secs;
+        for (steady_s, archive_after, expected) in [
+            (3_599, ARCHIVE_AFTER_DEFAULT, false),
+            (3_600, ARCHIVE_AFTER_DEFAULT, true),
+            (59, after(60), false),
+            (60, after(60), true),
+        ] {
+            assert_eq!(
+                is_steady(after(steady_s), archive_after),
+                expected,
+                "{steady_s} s, {archive_after:?}"
+            );
+        }
     }
 }

@@ -2,7 +2,7 @@
 //! of campaigns.
 //!
 //! Active campaigns are sampled every second, all other campaigns round-robin. Up to [`SAMPLES_MAX`] campaigns
-//! are all sampled every second. With 10,000 campaigns, an idle one is sampled within 50 s; once claims are
+//! are all sampled every second. With 10,000 campaigns, an idle one is sampled within 100 s; once claims are
 //! made on it, it is sampled every second.
 
 use std::cmp::Reverse;
@@ -223,5 +223,39 @@ fn order(state: CampaignState) -> u8 {
         CampaignState::Paused => 2,
         CampaignState::Scheduled => 3,
         CampaignState::Ended => 4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::campaign_change::NewCampaign;
+    use crate::engine::campaign::registry::CampaignRegistry;
+
+    fn campaigns(registry: &CampaignRegistry, count: usize) -> Vec<Arc<CampaignHandle>> {
+        let campaign = |at| {
+            let body = format!(r#"{{"id":"c{at}","name":"x","starts_at":"2026-01-01T00:00:00Z"}}"#);
+            let new = NewCampaign::parse(body.as_bytes()).unwrap();
+            registry.update(new.created_at(crate::clock::now()).unwrap())
+        };
+        (0..count).map(campaign).collect()
+    }
+
+    #[test]
+    fn ten_thousand_campaigns_are_sampled_in_a_hundred_seconds() {
+        let registry = CampaignRegistry::default();
+        let all = campaigns(&registry, 10_000);
+        let mut samples = CampaignSamples::default();
+        for handle in &all[..ACTIVE_MAX + 20] {
+            let sample = Sample { activity: 1.0, ..Sample::new() };
+            samples.samples.insert(handle.campaign().id.clone(), sample);
+        }
+        let mut found = HashSet::new();
+        for _ in 0..100 {
+            let due = samples.due(&all);
+            assert!(due.len() <= SAMPLES_MAX, "{} samples in a second", due.len());
+            found.extend(due.iter().map(|handle| handle.campaign().id.clone()));
+        }
+        assert_eq!(found.len(), all.len());
     }
 }
