@@ -344,7 +344,7 @@ function checkPromise(number, [, said, links, measured, part], modules) {
     else if (part === "promises" && !measures) mistake(PROMISES, number, `${name}: its module has no promised(…)`);
   }
   const soakParts = quoted(read("scripts/soak.sh"), /^ {4}([a-z-]+) +\^/gm);
-  const isKnown = soakParts.has(part) || ["make test", "make check", "none"].includes(part) ||
+  const isKnown = soakParts.has(part) || ["make test", "make check"].includes(part) ||
     existsSync(`bench/src/groups/${part.match(/^bench ([a-z_]+)$/)?.[1]}.rs`);
   if (!isKnown) mistake(PROMISES, number, `${part}: no part of make soak or group of make bench`);
   return names;

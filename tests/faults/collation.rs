@@ -10,7 +10,7 @@ use support::core_client::campaign;
 use support::postgres::Postgres;
 use support::sql::{Campaigns, Claims, Sql};
 use support::wait::holds;
-use support::{Core, CoreOptions, SOON, Servers, eventually};
+use support::{Core, CoreOptions, SOON, Servers, eventually, promised};
 use tokio::time::sleep;
 
 use crate::fixture::{Fixture, ROOMY};
@@ -48,6 +48,9 @@ const STORE_ONCE: &str = "DELETE FROM claims WHERE ctid = (SELECT MAX(ctid) FROM
     WHERE campaign_id = 'live1' AND sequence = 7)";
 /// The pause between claims beside a conversion that takes long.
 const CLAIM_EVERY: Duration = Duration::from_millis(20);
+
+/// Time limit of the locks of all tables, which take less than a second.
+const LOCKED_MAX: Duration = Duration::from_secs(2);
 
 /// The number of cores that have been waiting for another one's conversion for longer than a core that starts tries to
 /// connect (5 s).
@@ -171,7 +174,14 @@ async fn ids_are_compared_by_bytes_after_a_conversion_under_load() {
     assert_eq!(others(&fixture).await, 0);
     let log = second.log();
     let converted = log.lines().find(|line| line.contains("compared by bytes"));
-    say(converted.expect("the time of the locks"));
+    let converted = converted.expect("the end of the conversion");
+    say(converted);
+    let locked_ms = converted.split_once("locked_ms=").expect("the time of the locks").1;
+    let locked_ms = locked_ms.split(' ').next().unwrap_or_default().parse().expect("a number");
+    assert!(
+        Duration::from_millis(locked_ms) < promised(LOCKED_MAX),
+        "all tables were locked for {locked_ms} ms"
+    );
     fixture.others.push(second);
     fixture.judge(row, &checker, Expect::default()).await;
 }
