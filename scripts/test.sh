@@ -19,8 +19,9 @@ parts=(faults e2e interleavings topologies model units)
 if [ $# -gt 0 ]; then parts=("$@"); fi
 logs=target/test-logs
 repeated=target/repeated-calls.log
-# More calls that are repeated after a 503, on a machine that is not slow: core answers 503 too often.
-repeats_max=500
+# More calls that are repeated after a 503, on a machine that is not slow: core answers 503 too often. A test counts with
+# at most 100 of them: on a busy machine, each call of a storm may be repeated.
+repeats_max=500 repeats_of_test_max=100
 slow=()
 if [ "${SLOW:-}" = 1 ]; then slow=(scripts/slow.sh); fi
 
@@ -155,8 +156,10 @@ printf '%-14s %5d s\n' "make test" $SECONDS
 repeats=$(wc -l <$repeated)
 echo "$repeats calls repeated after an answer that permits it$([ "$repeats" = 0 ] || echo ":")"
 sort $repeated | uniq -c | sort -rn | awk 'NR <= 20' # reads all: head would end sort by a signal
-if [ "$repeats" -gt $repeats_max ] && [ "${SLOW:-}" != 1 ]; then
-    echo "RED: core answered 503 too often: more than $repeats_max calls were repeated"
+counted=$(awk -v max=$repeats_of_test_max 'seen[$1]++ < max { counted++ } END { print counted + 0 }' $repeated)
+if [ "$counted" -gt $repeats_max ] && [ "${SLOW:-}" != 1 ]; then
+    echo "RED: core answered 503 too often: more than $repeats_max calls were repeated, counting at most" \
+        "$repeats_of_test_max of each test"
     red=1
 fi
 cat $logs/*.log | awk '/^test result:/ { passed += $4; failed += $6; skipped += $8 }
