@@ -19,9 +19,13 @@ fail() {
 # The list has one whole word or phrase a line, case-sensitive. Excluded: migrations, which name old columns and never
 # change; the changelog, which describes the past; and a Unix user that keeps its name.
 list=scripts/replaced-words.txt
+places=(. ":!$list" ':!core/migrations' ':!CHANGELOG.md' ':!*.lock' ':!package-lock.json'
+    ':!test-support/src/postgres.rs')
+# Lower-case words and phrases are also found within snake_case names, which -w takes for one word.
+names=$(grep -E '^[a-z ]+$' "$list" | sed 's/ /[ _]/g' | paste -sd '|')
 fail "replaced words: use the terms of docs/glossary.md instead" \
-    "$(grep -v '^#' "$list" | git grep -nwF -f - -- . ":!$list" ':!core/migrations' ':!CHANGELOG.md' \
-        ':!*.lock' ':!package-lock.json' ':!test-support/src/postgres.rs' || true)"
+    "$(grep -vE '^#|^[a-z ]+$' "$list" | git grep -nwF -f - -- "${places[@]}" || true
+        git grep -nE "(^|[^A-Za-z0-9])($names)([^A-Za-z0-9]|\$)" -- "${places[@]}" || true)"
 
 fail "names of functions, tests included, have at most $length_max characters" \
     "$(git grep -nE "fn [a-z0-9_]{$((length_max + 1)),}\b" -- '*.rs' || true)"

@@ -83,7 +83,7 @@ run() {
     packages) make package && tests/packages.sh ;;
     failovers) ROUNDS=${ROUNDS:-50} on_both_servers tests faults failovers ;;
     promotion) CLAIMS=${CLAIMS:-1000000} CAMPAIGNS=${CAMPAIGNS:-10000} on_both_servers tests faults promotion ;;
-    at-rest) PROMISES=1 LIVE=${LIVE:-10000} ENDED=${ENDED:-1000000} REST_S=${REST_S:-60} tests faults at_rest ;;
+    at-rest) PROMISES=1 LIVE=${LIVE:-10000} ENDED=${ENDED:-1000000} REST_S=${REST_S:-60} tests faults idle:: ;;
     model) OPERATIONS=${OPERATIONS:-1000000} tests model ;;
     interleavings) INTERLEAVINGS_ALL=1 tests interleavings ;;
     topologies) scripts/topologies.sh all ;;

@@ -233,10 +233,10 @@ async fn try_begin(
 ) -> anyhow::Result<ServingRight> {
     let (redis, sql) = (&engine.stores.redis, &engine.stores.sql);
     // A SQLite file is in the data directory, which this core has locked: no other core can use it.
-    let at_once = take_over || sql.is_sqlite();
+    let immediately = take_over || sql.is_sqlite();
     let serving = loop {
         wait_for(redis, is_managed).await?;
-        match ServingRight::claim(Arc::clone(redis), sql.clone(), at_once).await {
+        match ServingRight::claim(Arc::clone(redis), sql.clone(), immediately).await {
             Err(ServingError::Redis(error)) if error.is_unreachable() => {
                 tracing::debug!(%error, "Redis is unavailable again; waiting for it");
             }

@@ -191,11 +191,11 @@ mod tests {
                 _ => None,
             },
         };
-        at_once(Config::read(set, |_| false))
+        ready(Config::read(set, |_| false))
     }
 
     /// Returns the settings, for which no key is imported.
-    fn at_once(read: impl Future<Output = Result<Config, ConfigErrors>>) -> Result<Config, String> {
+    fn ready(read: impl Future<Output = Result<Config, ConfigErrors>>) -> Result<Config, String> {
         read.now_or_never().expect("nothing to wait for").map_err(|error| error.to_string())
     }
 
@@ -292,7 +292,7 @@ mod tests {
                 "CORES" => count.map(str::to_owned),
                 _ => None,
             };
-            at_once(Config::read(variable, |name| ["CORE", "CORE_2", "CORE_3"].contains(&name)))
+            ready(Config::read(variable, |name| ["CORE", "CORE_2", "CORE_3"].contains(&name)))
         };
         assert_eq!(cores(&bound(None).unwrap()), [("http://core-1", Some("CORE"))]);
         let expected = [("http://core-1", Some("CORE")), ("http://core-2", Some("CORE_2"))];
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn all_missing_or_invalid_variables_are_reported_at_once() {
+    fn all_missing_or_invalid_variables_are_reported_together() {
         let error = read(&[("EDGE_KEY", "unset"), ("USER_JWT_KEY", "unset"), ("DEMO", "yes")]).unwrap_err();
         assert_eq!(error, "EDGE_KEY is not set; USER_JWT_KEY is not set; DEMO must be 1, 0 or unset");
     }

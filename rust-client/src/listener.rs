@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_that_cannot_be_called_is_rejected_at_once() {
+    fn an_address_that_cannot_be_called_is_rejected_immediately() {
         for good in [
             "http://127.0.0.1:8080",
             "http://core.internal/",

@@ -182,19 +182,19 @@ impl Checker {
         }
     }
 
-    /// Sends all `claim_attempts`, at most `at_once` concurrently, each to the URL that `url` returns at that
-    /// moment.
+    /// Sends all `claim_attempts`, at most `concurrency` concurrently, each to the URL that `url` returns at
+    /// that moment.
     pub async fn storm(
         &self,
         client: &Client,
         url: impl Fn() -> String,
         claim_attempts: &[ClaimAttempt],
-        at_once: usize,
+        concurrency: usize,
     ) {
         let url = &url;
         let calls = stream::iter(claim_attempts)
             .map(|attempt| async move { self.send(client, &url(), attempt).await });
-        calls.buffer_unordered(at_once).for_each(|_| async {}).await;
+        calls.buffer_unordered(concurrency).for_each(|_| async {}).await;
     }
 
     /// Kills `pid` with SIGKILL as soon as `count` claims have been acknowledged. Uses a separate thread,

@@ -292,7 +292,7 @@ async fn a_caller_that_hangs_up_frees_its_slot() {
 }
 
 #[tokio::test]
-async fn a_half_closed_connection_is_answered_at_once() {
+async fn a_half_closed_connection_is_answered_immediately() {
     let core = Core::start().await;
     core.create("demo", json!({})).await;
     let mut poll = raw_long_poll(&core).await;

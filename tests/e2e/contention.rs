@@ -99,7 +99,7 @@ async fn mixed_quantities_are_granted_whole_or_not_at_all() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_key_sent_many_times_at_once_makes_one_claim() {
+async fn one_key_sent_concurrently_makes_one_claim() {
     let _turn = heavy().await;
     let core = Core::start().await;
     core.create("demo", json!({"total": 10})).await;

@@ -279,7 +279,7 @@ async fn the_command_line_shows_sets_and_computes_user_ids() {
 
 /// A crowd's first claims, with two concurrent schemes, pin one of them.
 #[tokio::test]
-async fn first_claims_at_once_pin_one_scheme() {
+async fn concurrent_first_claims_pin_one_scheme() {
     let core = Core::start().await;
     core.create("demo", json!({"total": 100})).await;
     let core = &core;

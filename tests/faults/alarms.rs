@@ -257,11 +257,11 @@ async fn decides_slowly(core: &Core, server: u32) {
         let prompt = core.claim("demo", "prompt", "k").await;
         holds(prompt.status < 300, || prompt.text())?;
         signal_pid(server, Signal::STOP);
-        let goes_on = async {
+        let resumes = async {
             sleep(SLOW).await;
             signal_pid(server, Signal::CONT);
         };
-        let (slow, ()) = tokio::join!(core.claim("demo", "slow", "k"), goes_on);
+        let (slow, ()) = tokio::join!(core.claim("demo", "slow", "k"), resumes);
         // On a busy machine the answer may be too late.
         holds(slow.status < 300, || slow.text())
     })

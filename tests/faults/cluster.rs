@@ -173,7 +173,7 @@ enum Move {
     /// Moves the keys one by one, as `redis-cli --cluster reshard` does.
     KeyByKey,
     /// Moves the slot in one step, which Valkey supports since version 9.
-    AtOnce,
+    InOneStep,
 }
 
 /// Returns how often a slot moves: `MOVES`; by default twice, away and back.
@@ -201,7 +201,7 @@ async fn a_slot_moves(row: Row, kind: Kind, how: Move) {
                 let (from, to) = if round % 2 == 0 { (home, other) } else { (other, home) };
                 match how {
                     Move::KeyByKey => fixture.set.move_slot(campaign, from, to).await,
-                    Move::AtOnce => fixture.set.migrate_slot(campaign, from, to).await,
+                    Move::InOneStep => fixture.set.migrate_slot(campaign, from, to).await,
                 }
                 longest = longest.max(fixture.all_decide(&format!("moved-{round}")).await);
             }
@@ -222,10 +222,10 @@ async fn no_claim_is_lost_when_a_slot_moves_key_by_key() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_claim_is_lost_when_a_slot_moves_at_once() {
+async fn no_claim_is_lost_when_a_slot_moves_in_one_step() {
     only_on!(OWN, "it starts its own servers");
     let row = Row::begin_on(Kind::Valkey, "Cluster: a slot moved in one step under load");
-    a_slot_moves(row, Kind::Valkey, Move::AtOnce).await;
+    a_slot_moves(row, Kind::Valkey, Move::InOneStep).await;
 }
 
 /// Each outbox is read on a connection to its own node, and never from a different node.

@@ -189,7 +189,7 @@ async fn ids_are_compared_by_bytes_after_a_conversion_under_load() {
 /// The cores that do not convert have to wait for the one that does, or they would build the same indexes. A reader delays
 /// the conversion beyond the time in which a core that starts connects again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_of_two_cores_that_start_at_once_converts() {
+async fn one_of_two_cores_started_together_converts() {
     let row = Row::begin("two cores start on a database that is to be converted");
     let Some(postgres) = row.needs(Postgres::start().await) else { return };
     let mut fixture = fixture(postgres).await;

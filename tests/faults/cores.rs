@@ -17,11 +17,11 @@ use crate::fixture::{Fixture, ROOMY};
 use crate::tally::Row;
 
 /// Sends claims of `users`, each with `keys` keys, to both cores alternately.
-async fn over_both(checker: &Checker, fixture: &Fixture, users: usize, keys: usize, at_once: usize) {
+async fn over_both(checker: &Checker, fixture: &Fixture, users: usize, keys: usize, concurrency: usize) {
     let urls = [&fixture.core, fixture.other()].map(|core| core.url("/internal/v1/claims"));
     let turn = std::sync::atomic::AtomicUsize::new(0);
     let url = || urls[turn.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % 2].clone();
-    checker.storm(fixture.core.client(), url, &claim_attempts(users, keys), at_once).await;
+    checker.storm(fixture.core.client(), url, &claim_attempts(users, keys), concurrency).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -76,8 +76,8 @@ async fn transitions_in_sql(row: Row, fixture: Fixture) {
 
     // Of many concurrent returns and one later return, only one takes effect.
     row.fault();
-    let at_once = join_all((0..16).map(|at| transition(cores[at % cores.len()], "alice", "return"))).await;
-    for reply in at_once {
+    let replies = join_all((0..16).map(|at| transition(cores[at % cores.len()], "alice", "return"))).await;
+    for reply in replies {
         assert_eq!(reply.expect(200).json()["claim"]["status"], "returned");
     }
     assert_eq!(in_redis(&fixture).await, 0, "the return must not load the campaign");

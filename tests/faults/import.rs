@@ -405,7 +405,7 @@ async fn a_campaign_does_not_open_during_an_import(row: Row, fixture: Fixture) {
 }
 
 async fn concurrent_imports_of_one_file_count_once(row: Row, fixture: Fixture) {
-    import_at_once(row, fixture).await;
+    import_concurrently(row, fixture).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -413,10 +413,10 @@ async fn two_cores_import_one_file_once() {
     let row = Row::begin("one file imported through two cores concurrently");
     let _turn = heavy().await;
     let Some(fixture) = row.needs(Fixture::two_cores().await) else { return };
-    import_at_once(row, fixture).await;
+    import_concurrently(row, fixture).await;
 }
 
-async fn import_at_once(row: Row, fixture: Fixture) {
+async fn import_concurrently(row: Row, fixture: Fixture) {
     const CLAIMS: usize = 2000;
     let cores: Vec<&Core> = std::iter::once(&fixture.core).chain(&fixture.others).collect();
     cores[0].create("demo", json!({"total": CLAIMS, "per_user": 2})).await;

@@ -17,7 +17,7 @@ use crate::tally::Row;
 /// Number of claims unless `CALLS` is set; `make soak` sets 20,000.
 const CALLS: usize = 2_000;
 /// Number of concurrent calls in flight.
-const AT_ONCE: usize = 64;
+const CONCURRENCY: usize = 64;
 /// Claims of new users while the campaign is paused.
 const LATE: usize = 20;
 /// Core must end this long after SIGTERM (docs/operations.md).
@@ -46,7 +46,7 @@ impl Storm {
 
     async fn claim(&self, attempts: &[ClaimAttempt]) {
         let url = self.fixture.core.url("/internal/v1/claims");
-        self.checker.storm(&client(), || url.clone(), attempts, AT_ONCE).await;
+        self.checker.storm(&client(), || url.clone(), attempts, CONCURRENCY).await;
         self.checker.settle(&[&self.fixture.core], &self.fixture.redis().await).await;
     }
 

@@ -5,7 +5,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr)]
 
 mod alarms;
-mod at_rest;
 mod audited_once;
 mod backup;
 mod cluster;
@@ -24,6 +23,7 @@ mod feed;
 mod fixture;
 mod flow;
 mod forgotten;
+mod idle;
 mod import;
 mod jobs;
 mod keys;

@@ -16,7 +16,7 @@ use crate::tally::Row;
 const SHOWN: &str = "shown";
 /// Claims without a pass, half of them marked as first tries.
 const WITHOUT_A_PASS: usize = 20_000;
-const AT_ONCE: usize = 256;
+const CONCURRENCY: usize = 256;
 
 fn always(id: &str, limits: Value) -> Value {
     let mut body = campaign(id, limits);
@@ -93,8 +93,8 @@ async fn claims_without_a_pass_win_nothing() {
     let Some(fixture) = row.needs(Fixture::two_cores().await) else { return };
     fixture.core.create_with(always("demo", json!({"total": 10, "per_user": 1}))).await;
     let cores = [&fixture.core, fixture.other()];
-    for from in (0..WITHOUT_A_PASS).step_by(AT_ONCE) {
-        let calls = (from..WITHOUT_A_PASS.min(from + AT_ONCE)).map(|at| async move {
+    for from in (0..WITHOUT_A_PASS).step_by(CONCURRENCY) {
+        let calls = (from..WITHOUT_A_PASS.min(from + CONCURRENCY)).map(|at| async move {
             let (core, user) = (cores[at / 2 % 2], format!("u{}", at / 2));
             if at % 2 == 0 {
                 eventually(SOON, || async {

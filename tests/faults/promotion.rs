@@ -18,8 +18,8 @@ use support::wait::holds;
 use support::{SOON, eventually, heavy};
 use tokio::time::sleep;
 
-use crate::at_rest::{database, loaded, size};
 use crate::fixture::Fixture;
+use crate::idle::{database, loaded, size};
 use crate::registers::counter;
 use crate::replicas::waiting_for_one;
 use crate::tally::Row;

@@ -208,7 +208,7 @@ async fn holding(total: u64) -> (Clock, Fixture, Checker) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_holds_due_at_once_cause_no_denial() {
+async fn many_holds_due_together_cause_no_denial() {
     let row = Row::begin("1,000 holds due at the same time cause no denial");
     let (clock, fixture, checker) = holding(1000).await;
     checker.win(&fixture.core, 0..1000).await;

@@ -89,11 +89,11 @@ fn grant(epoch: u64, limit_at_decision: Option<u64>, cumulative_taken: u64) -> O
 
 /// Checks that a claim revoked in SQL becomes granted there if Redis grants it again after the total was
 /// removed. The guard of the first decision must not apply to the second.
-async fn is_regranted(row: Row, database: Database, at_once: bool) {
+async fn is_regranted(row: Row, database: Database, in_one_write: bool) {
     let Database { sql, campaign, .. } = &database;
     let (before, after) = (grant(0, Some(100), 90), grant(1, None, 150));
     let id = before.events[0].claim_id(campaign);
-    if at_once {
+    if in_one_write {
         sql.write_entries(&[(campaign, &[before, after])], EntryOrder::Any).await.expect("both in one write");
     } else {
         sql.write_entries(&[(campaign, &[before])], EntryOrder::Any)
@@ -118,10 +118,10 @@ async fn a_revoked_claim_is_regranted_without_a_total_on_sqlite() {
 
 #[tokio::test]
 async fn a_revoked_claim_is_regranted_without_a_total_on_postgres() {
-    for at_once in [false, true] {
+    for in_one_write in [false, true] {
         let row = Row::begin("granted again after the total was removed: PostgreSQL");
         let Some(database) = row.needs(Database::postgres().await) else { return };
-        is_regranted(row, database, at_once).await;
+        is_regranted(row, database, in_one_write).await;
     }
 }
 

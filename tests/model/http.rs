@@ -71,7 +71,7 @@ pub async fn play(seed: u64, operations: u64) -> Result<Tally, String> {
 impl Run {
     async fn step(&mut self, operation: Operation, rng: &mut Rng) -> Result<(), String> {
         match operation {
-            Operation::Claims(attempts) if rng.percent(20) => self.claim_at_once(&attempts[0]).await,
+            Operation::Claims(attempts) if rng.percent(20) => self.claim_concurrently(&attempts[0]).await,
             Operation::Claims(attempts) if rng.percent(4) => {
                 self.claim_in_crash(&attempts[0], rng.percent(50)).await
             }
@@ -111,7 +111,7 @@ impl Run {
 
     /// Sends the same claim several times concurrently: exactly one request is granted, and the rest are
     /// replays.
-    async fn claim_at_once(&mut self, attempt: &ClaimAttempt) -> Result<(), String> {
+    async fn claim_concurrently(&mut self, attempt: &ClaimAttempt) -> Result<(), String> {
         let expected = self.expected(attempt, 5);
         let found = join_all((0..5).map(|_| decided(&self.core, attempt))).await;
         let sorted =

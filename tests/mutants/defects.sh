@@ -250,7 +250,7 @@ defect deleted_entries_adopted core/src/engine/lifecycle/recovery.rs ' && relaye
 
 # Changed campaigns are read immediately, regardless of the number of campaigns.
 defect changes_not_followed core/src/store/sql/statements.rs \
-    'WHERE change_number > $1 AND change_number > 0' 'WHERE change_number < $1 AND change_number > 0' faults at_rest::
+    'WHERE change_number > $1 AND change_number > 0' 'WHERE change_number < $1 AND change_number > 0' faults idle::
 
 # Cluster: a node that redirects a call is trusted.
 defect moved_slots_not_noticed core/src/store/redis/topology/cluster.rs 'REDIRECTS.contains(&code)' 'code.is_empty()' \

@@ -250,7 +250,7 @@ mod tests {
 
     /// Commits all queued batches in one round. Returns each caller's result: the events it wrote, or its
     /// error.
-    async fn commit_at_once(
+    async fn commit_in_one_round(
         commits: &GroupCommit,
         batches: &[(&str, Arc<OutboxBatch>)],
     ) -> Vec<Result<usize, CommitError>> {
@@ -270,7 +270,7 @@ mod tests {
         let (sql, _directory) = sql_with(&["one", "two", "three"]).await;
         let commits = GroupCommit::new(sql.clone());
         let batches = ["one", "two", "three"].map(|campaign| (campaign, grant(1, 10)));
-        let results = commit_at_once(&commits, &batches).await;
+        let results = commit_in_one_round(&commits, &batches).await;
         assert!(matches!(results[..], [Ok(3), Ok(0), Ok(0)]), "{results:?}");
         for campaign in ["one", "two", "three"] {
             assert_eq!(claim_count(&sql, campaign).await, 1);
@@ -283,7 +283,7 @@ mod tests {
         let commits = GroupCommit::new(sql.clone());
         let batches =
             [("one", grant(1, 10)), ("two", grant(11, 10)), ("none", grant(1, 10)), ("three", grant(1, 10))];
-        let results = commit_at_once(&commits, &batches).await;
+        let results = commit_in_one_round(&commits, &batches).await;
         assert!(matches!(results[0], Ok(4)) && matches!(results[3], Ok(0)), "{results:?}");
         assert!(
             matches!(results[1], Err(CommitError::Write(OutboxWriteError::Constraint(_)))),

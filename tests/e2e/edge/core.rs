@@ -181,11 +181,11 @@ fn with_core_stalled_every_answer_is_a_grant_or_a_503() {
         };
         let (answers, back_after, ()) = crowd.claim_through(stall).await;
         let (_, unknown) = check_answers("stalled", (&answers, back_after));
-        let at_once = answers
+        let without_wait = answers
             .iter()
             .filter(|answer| answer.reply.status == 503 && answer.took < promised(ANSWER_MAX / 10));
-        let at_once = at_once.count();
-        assert!(at_once * 2 > unknown, "only {at_once} of {unknown} were answered without a wait");
+        let without_wait = without_wait.count();
+        assert!(without_wait * 2 > unknown, "only {without_wait} of {unknown} were answered without a wait");
     });
 }
 

@@ -55,8 +55,8 @@ fn the_page_solves_altcha_before_the_opening() {
         create(&world, "page-altcha", 1000).await;
         let page = Browser::open("page-altcha", PHONE).await;
         // The page gets its pass at a random time in the 20 minutes before the opening: here immediately.
-        let at_once = json!({"source": "Math.random = () => 0;"});
-        page.devtools("Page.addScriptToEvaluateOnNewDocument", at_once).await;
+        let no_delay = json!({"source": "Math.random = () => 0;"});
+        page.devtools("Page.addScriptToEvaluateOnNewDocument", no_delay).await;
         page.goto(&world.edge.url("/?campaign=page-altcha")).await;
         page.until(&format!("{PASS}.length > 0"), true).await;
         page.assert_accessible("waiting for a pass").await;

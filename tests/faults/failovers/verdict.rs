@@ -221,7 +221,7 @@ fn over(claims: &Claims<'_>, rows: &[SqlClaim], limits: Limits) -> u64 {
         let of_them = |other: &str| user.is_none_or(|user| user == other);
         let at_the_end: u64 = in_sql.iter().filter(|(user, _)| of_them(user)).map(|(_, units)| units).sum();
         let spans = certain.iter().filter(|(user, _)| of_them(user)).map(|(_, span)| *span);
-        at_the_end.max(most_at_once(spans)).saturating_sub(limit.unwrap_or(u64::MAX))
+        at_the_end.max(maximum_of(spans)).saturating_sub(limit.unwrap_or(u64::MAX))
     };
     let users: BTreeSet<_> =
         in_sql.iter().map(|(user, _)| *user).chain(certain.iter().map(|(user, _)| *user)).collect();
@@ -230,7 +230,7 @@ fn over(claims: &Claims<'_>, rows: &[SqlClaim], limits: Limits) -> u64 {
 }
 
 /// Returns the maximum number of units that counted at the same moment.
-fn most_at_once(spans: impl Iterator<Item = Span>) -> u64 {
+fn maximum_of(spans: impl Iterator<Item = Span>) -> u64 {
     let mut steps = Vec::new();
     for span in spans {
         steps.push((span.from, true, span.units));

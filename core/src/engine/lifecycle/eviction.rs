@@ -16,7 +16,7 @@ const STEADY_MIN: Duration = Duration::from_secs(3600);
 /// Maximum number of campaigns whose keys are removed in one call.
 const DROPS_MAX: u32 = 100;
 /// Number of campaigns whose keys are removed concurrently: a node of a cluster may be silent.
-const DROPS_AT_ONCE: usize = 8;
+const CONCURRENT_DROPS: usize = 8;
 
 impl Recovery {
     /// Returns whether `campaign` has been over for long enough by core's clock and by Redis' clock
@@ -85,7 +85,7 @@ impl Recovery {
             let handle = self.registry.update(campaign.clone());
             self.drop_keys(&handle, &campaign).await
         });
-        let dropped: Vec<_> = stream::iter(drops).buffer_unordered(DROPS_AT_ONCE).collect().await;
+        let dropped: Vec<_> = stream::iter(drops).buffer_unordered(CONCURRENT_DROPS).collect().await;
         dropped.into_iter().collect()
     }
 }

@@ -56,8 +56,8 @@ pub async fn loaded(core: &Core, count: u64) {
     .await;
 }
 
-/// Returns the number of live campaigns known to be ready. They are listed before the others; a core that is still busy
-/// loading may not answer in time for a page.
+/// Returns the number of live campaigns known to be ready. They are listed before the others; a core that is
+/// still busy loading may not answer in time for a page.
 async fn ready(core: &Core) -> u64 {
     let (mut ready, mut cursor) = (0, String::new());
     loop {
