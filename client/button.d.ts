@@ -5,8 +5,8 @@ import type { ClaimgateClient, ClaimgateClientOptions, ClaimgateError, ClaimResu
 /** A button that claims. Attributes: `campaign`, `token`, `quantity`, `lang`. */
 export class ClaimgateButton extends HTMLElement {
 	/**
-	 * The user's token, or a function that returns it; null if the user is not signed in. Replaces the attribute. Set it again
-	 * after the user has signed in or out.
+	 * The user's token, or a function that returns it; null if the user is not signed in. Replaces the attribute. Set it
+	 * again after the user has signed in or out.
 	 */
 	token?: ClaimgateClientOptions["token"];
 	/** The user's pass, or a function that returns it, for a campaign that requires one. */

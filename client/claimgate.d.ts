@@ -62,8 +62,8 @@ export interface Claim {
 	/** Whether SQL has the claim in its current state; only in `claimById`. */
 	persisted?: boolean | null;
 	/**
-	 * The codes of a granted claim, one for each unit; only in lookups and lists, and only if the campaign has codes. Empty
-	 * until claimgate has stored them, normally within a second.
+	 * The codes of a granted claim, one for each unit; only in lookups and lists, and only if the campaign has codes.
+	 * Empty until claimgate has stored them, normally within a second.
 	 */
 	codes?: string[] | null;
 }
@@ -213,18 +213,18 @@ export class ClaimgateClient {
 	/**
 	 * Claims `quantity` units (default 1).
 	 *
-	 * Generates a key and stores it before the first try. Retries with the same key if the outcome is unknown (no response,
-	 * 408, 5xx) or if the request was not processed (`rate_limited`, `overloaded`). Waits for `Retry-After` plus a backoff
-	 * with jitter before each retry, and stops at the deadline. Until the outcome is known, all calls of one user for one
-	 * campaign are the same claim: in this page, after a reload, and in other tabs with the same storage.
+	 * Generates a key and stores it before the first try. Retries with the same key if the outcome is unknown (no
+	 * response, 408, 5xx) or if the request was not processed (`rate_limited`, `overloaded`). Waits for `Retry-After` plus
+	 * a backoff with jitter before each retry, and stops at the deadline. Until the outcome is known, all calls of one
+	 * user for one campaign are the same claim: in this page, after a reload, and in other tabs with the same storage.
 	 *
 	 * With your own `idempotencyKey`, nothing is stored and no try is marked as the first.
 	 *
 	 * `onRetry` is called before each wait, with the error and the wait in milliseconds.
 	 *
-	 * `pass` is the user's pass for the campaign, or a function that returns it. The function is called before the first try.
-	 * It is called with `true` after `pass_required`, and a new pass is sent once, with the same key. It must return within
-	 * `deadlineMs`. If `claim` fails with `pass_required`, the key is kept: the next `claim` sends it again.
+	 * `pass` is the user's pass for the campaign, or a function that returns it. The function is called before the first
+	 * try. It is called with `true` after `pass_required`, and a new pass is sent once, with the same key. It must return
+	 * within `deadlineMs`. If `claim` fails with `pass_required`, the key is kept: the next `claim` sends it again.
 	 *
 	 * An aborted claim may have been granted. The next `claim` is the same claim.
 	 *
@@ -245,8 +245,8 @@ export class ClaimgateClient {
 	isPending(campaignId: string): Promise<boolean>;
 
 	/**
-	 * Forgets the key of the user's claim whose outcome is unknown: the next `claim` is a new claim. The old one may still be
-	 * granted; `claims` shows it. Returns the key, or `null` if there was none.
+	 * Forgets the key of the user's claim whose outcome is unknown: the next `claim` is a new claim. The old one may still
+	 * be granted; `claims` shows it. Returns the key, or `null` if there was none.
 	 */
 	forget(campaignId: string): Promise<string | null>;
 

@@ -126,7 +126,8 @@ export class ClaimgateClient {
 		}
 	}
 
-	// Returns the stored key or stores a new one. It is stored before the first try, so a retry after a reload is the same claim.
+	// Returns the stored key or stores a new one. It is stored before the first try, so a retry after a reload is the same
+	// claim.
 	#storeKey(name, quantity, fresh = newKey()) {
 		const old = this.#read(name);
 		const isOld = old?.quantity === quantity;
@@ -139,8 +140,8 @@ export class ClaimgateClient {
 		return { name, key, quantity, isOld, isNew: !isOld };
 	}
 
-	// Removes the key once the outcome is known. Keeps it while a claim with it may have been granted, and while only a pass is
-	// missing. Returns `error`.
+	// Removes the key once the outcome is known. Keeps it while a claim with it may have been granted, and while only a
+	// pass is missing. Returns `error`.
 	#settle({ name, key, quantity }, error, unknown) {
 		const denied = DECIDED.test(error?.code);
 		const keepKey = error?.code === "pass_required" || (unknown && error.code !== "idempotency_key_reused");
@@ -314,8 +315,8 @@ function watchTimings() {
 	};
 }
 
-// A browser resends a request by itself if a reused connection breaks, and the first copy may have been granted. Returns
-// whether the timings show such a gap.
+// A browser resends a request by itself if a reused connection breaks, and the first copy may have been granted.
+// Returns whether the timings show such a gap.
 function wasSentTwice(timings, path) {
 	const gap = (t) => t.domainLookupStart - t.fetchStart + t.requestStart - t.connectEnd;
 	return timings.some((t) => t.name.endsWith(path) && gap(t) > RESENT_MS_MIN);

@@ -15,7 +15,8 @@ local ARGUMENTS_MAX = 2000
 
 local codes_end = 1 + 2 * ARGV[1]
 
--- There is one XDEL per group: the number of removed entries times the events per entry is the number of removed events.
+-- There is one XDEL per group: the number of removed entries times the events per entry is the number of removed
+-- events.
 local entries, removed, events, at = 0, 0, 0, codes_end + 1
 while at < #ARGV do
   local last = at + 1 + ARGV[at + 1]
@@ -28,8 +29,8 @@ local state = redis.call('HGET', users_key, STATE)
 local layout, _, _ = parse_identity(state)
 local counters_at = layout and 2 + string.byte(state)
 
--- Another core that has acknowledged an entry since has also stored the codes of its claims. If SQL lost and renumbered the
--- claims in between, these codes differ, and may have been shown.
+-- Another core that has acknowledged an entry since has also stored the codes of its claims. If SQL lost and renumbered
+-- the claims in between, these codes differ, and may have been shown.
 local function store_codes()
   if removed == entries then
     for from = 2, codes_end, ARGUMENTS_MAX do

@@ -12,8 +12,8 @@
 --   {'not_ready', why}    why: missing | layout | register | loading | suspended | epoch | replication | behind |
 --                           sentinel | days
 --   a string      now ms 6, version 6, events so far 6, total or none 5, 1 if more holds are due, otherwise 0 (1),
---                 sequence 6 and units taken 6 before the first of these claims, expires at ms of the claims held by this
---                 call or 0 (6), then the answers. One string is faster to parse than a list
+--                 sequence 6 and units taken 6 before the first of these claims, expires at ms of the claims held by
+--                 this call or 0 (6), then the answers. One string is faster to parse than a list
 --
 -- Each answer is one byte, followed by the fields named here:
 --     1                                    granted or, with an expiry, held: takes the next sequence number

@@ -1,5 +1,5 @@
--- give_codes: stores the codes of claims that were relayed to SQL before their codes were added. From then on the codes may
--- be shown to their owners. Giving the same codes again changes nothing.
+-- give_codes: stores the codes of claims that were relayed to SQL before their codes were added. From then on the codes
+-- may be shown to their owners. Giving the same codes again changes nothing.
 --
 -- KEYS  as in prelude.lua; 6 codes (hash)
 -- ARGV  1-2 as in prelude.lua, 3 the number of events that SQL had when the claims were read, then for each claim: digest,

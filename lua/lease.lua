@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
--- lease: a lease on a name. A lease saves duplicate work; correctness never depends on it, since writes carry its token.
+-- lease: a lease on a name. A lease saves duplicate work; correctness never depends on it, since writes carry its
+-- token.
 --
 -- KEYS  1 lease (hash: owner, depth, token; expires after its TTL)   2 the last token issued (never expires)
 -- ARGV  1 'acquire', 'renew' or 'release'   2 owner   3 TTL in ms (not for release)

@@ -1,5 +1,5 @@
--- load: loads a campaign from SQL in steps, under an epoch raised in SQL for this load, after suspend.lua has suspended it
--- under the same token. Until the last step all other scripts reply that the campaign is loading.
+-- load: loads a campaign from SQL in steps, under an epoch raised in SQL for this load, after suspend.lua has suspended
+-- it under the same token. Until the last step all other scripts reply that the campaign is loading.
 --
 -- KEYS  as in prelude.lua; 6 codes (hash); 7 the outbox of layout 6, which 'begin' removes
 -- ARGV  1 identity   2 epoch   3 fencing token   4 step, then by step:

@@ -1,28 +1,29 @@
 #!lua
--- The prelude of the scripts that read or change a campaign: the only code that reads and writes the layout of the keys.
--- Core prepends it to the script's own text, so '#!lua' is always the first line. With that line Redis refuses
--- to run the script when out of memory, before it writes anything.
+-- The prelude of the scripts that read or change a campaign: the only code that reads and writes the layout of the
+-- keys. Core prepends it to the script's own text, so '#!lua' is always the first line. With that line Redis refuses to
+-- run the script when out of memory, before it writes anything.
 --
 -- KEYS  1 campaign (hash)   2 users (hash)   3 claims (hash)   4 holds (zset)   5 outbox (stream)
 -- ARGV  1 identity   2 minimum event count   then the script's own arguments
 --
 -- Numbers are integers up to 2^53, big endian. The number after a field's name is its width in bytes.
 --   state            identity, admin state 1, sequence 6, taken 6, events 6, backlog 6, loaded epoch 5, next hold due ms 6,
---                    then the rules. The state is the field '.' of the users, so one command reads it with a user's record
---                    and one command writes both: Redis cannot lose only one of them
+--                    then the rules. The state is the field '.' of the users, so one command reads it with a user's
+--                    record and one command writes both: Redis cannot lose only one of them
 --   identity         length of the rest 1, epoch 5, then as text, separated by spaces: layout, register id,
 --                    replication id
 --   rules            starts at ms 6, ends at ms 6, total 5, per user 5, per user and day 5, per claim 5, hold ms 6,
---                    pass required until ms 6, version 6, UTC offsets valid until ms 6, then the UTC offsets, each: from
---                    second 5, seconds ahead 4
+--                    pass required until ms 6, version 6, UTC offsets valid until ms 6, then the UTC offsets, each:
+--                    from second 5, seconds ahead 4
 --   user's record    the claims, oldest first; if some have moved to `claims`, a header with counters of all claims comes
 --                    first: day 3, taken on that day 5, taken ever 5
 --   claim's record   digest 16, sequence 5, quantity 4, status 1, revision 2, claimed at 6, expires at 6, day 3
 --   outbox entry     head: epoch 5, events so far 6, written at ms 6, total or none 5, taken 6;
---                    users: space-separated; claims: as many claims' records in the same order; by: the name of the caller
---                    who confirmed or returned the claim; traceparent: the trace context of the call, if it is traced
--- A limit or time that is not set has all bits set; a hold of 0 ms means that claims are not held. A pass required until 0
--- is never required, until the largest time always.
+--                    users: space-separated; claims: as many claims' records in the same order; by: the name of the
+--                    caller who confirmed or returned the claim; traceparent: the trace context of the call, if it is
+--                    traced
+-- A limit or time that is not set has all bits set; a hold of 0 ms means that claims are not held. A pass required
+-- until 0 is never required, until the largest time always.
 --
 -- Records stay packed, and only the fields that are needed are unpacked: most users in a batch are new. Redis' part is
 -- most of a claim's total cost. Creating a function costs time in each call of a script, even if it is never called,
@@ -125,11 +126,11 @@ local function day_at(campaign, now)
   return math.floor((seconds + offset) / 86400)
 end
 
--- Returns a table for the data that a script has read, and for the writes that write_all makes at the end. `users`, `claims`,
--- `held` and `released` are arguments of the writing commands. `users` has a slot for the state at its start; the other
--- three exist once they have elements. `records` has the users' current records. `extra_fields`: further fields of the
--- outbox entry, if any. `is_damaged`: a key belongs to another load. `must_write_state`: write the state even if no
--- other data has changed.
+-- Returns a table for the data that a script has read, and for the writes that write_all makes at the end. `users`,
+-- `claims`, `held` and `released` are arguments of the writing commands. `users` has a slot for the state at its start;
+-- the other three exist once they have elements. `records` has the users' current records. `extra_fields`: further
+-- fields of the outbox entry, if any. `is_damaged`: a key belongs to another load. `must_write_state`: write the state
+-- even if no other data has changed.
 local function new_work(campaign, now)
   return {
     campaign = campaign, now = now, records = {}, users = { STATE, false }, event_users = {}, event_claims = {},
@@ -170,9 +171,9 @@ local function claim_tools(work)
     if header > 0 then return find_moved(digest) end
   end
 
-  -- Returns the last day up to `latest` on which a user has claimed, the units taken on that day, and the units taken ever.
-  -- A later day comes from a wrong clock or an import. It is ignored, since it would otherwise stay the user's current day
-  -- until it arrives. Imported claims may follow claims of a later day.
+  -- Returns the last day up to `latest` on which a user has claimed, the units taken on that day, and the units taken
+  -- ever. A later day comes from a wrong clock or an import. It is ignored, since it would otherwise stay the user's
+  -- current day until it arrives. Imported claims may follow claims of a later day.
   function tools.counters(record, latest)
     local header, counted = #record % CLAIM, nil
     local last_day, on_day, ever = 0, 0, 0
@@ -271,8 +272,9 @@ local function first_due()
   return tonumber(first[2]) or NEVER
 end
 
--- Writes all changes of the script. Returns false and writes nothing if a key that the script relies on or would write to
--- belongs to another load. All other steps that can fail come earlier. If a list contains a field twice, the last value wins.
+-- Writes all changes of the script. Returns false and writes nothing if a key that the script relies on or would write
+-- to belongs to another load. All other steps that can fail come earlier. If a list contains a field twice, the last
+-- value wins.
 local function write_all(work)
   local campaign, events, claims, held, released = work.campaign, #work.event_users, work.claims, work.held, work.released
   if work.is_damaged or claims and not claims_match_load(campaign)

@@ -4,8 +4,9 @@
 -- ARGV  1-2 as in prelude.lua, 3 version, 4 admin state, 5 rules, packed as in prelude.lua; if units were added, 6 the
 --       addition's idempotency key, 7 its units
 --
--- The campaign's field 'additions' lists the last additions, oldest first, one per line: key, units and version, separated
--- by spaces. SQL has the additions as well; a database that has lost the last additions restores them from here.
+-- The campaign's field 'additions' lists the last additions, oldest first, one per line: key, units and version,
+-- separated by spaces. SQL has the additions as well; a database that has lost the last additions restores them from
+-- here.
 --
 -- Replies
 --   {'changed'}

@@ -1,13 +1,14 @@
--- sold_out: checks whether a campaign is sold out, and how long that is certain unless units are returned or rules change.
--- Writes nothing.
+-- sold_out: checks whether a campaign is sold out, and how long that is certain unless units are returned or rules
+-- change. Writes nothing.
 --
 -- KEYS  as in prelude.lua
 -- ARGV  1-2 as in prelude.lua
 --
 -- Replies
 --   {'sold_out', version, sequence, most, ms, requires_pass}
---       most: the quantity that the other limits allow a user without claims; ms: time until a hold is due, or the window
---       or the pass rule ends, at most 1,000; requires_pass: 1 if a claim without a pass is denied for that, otherwise 0
+--       most: the quantity that the other limits allow a user without claims; ms: time until a hold is due, or the
+--       window or the pass rule ends, at most 1,000; requires_pass: 1 if a claim without a pass is denied for that,
+--       otherwise 0
 --   {'open'}              units are left, or another rule denies first
 --   {'not_ready', why}    as in claim.lua
 

@@ -1,20 +1,20 @@
--- suspend: stops all decisions on a campaign until it is loaded again, and fences off every loader with a lower token. If
--- Redis does not have the campaign, it leaves a stub for an hour, which a load replaces. An eviction, which frees memory,
--- starts with this script, so it runs even when Redis is out of memory.
+-- suspend: stops all decisions on a campaign until it is loaded again, and fences off every loader with a lower token.
+-- If Redis does not have the campaign, it leaves a stub for an hour, which a load replaces. An eviction, which frees
+-- memory, starts with this script, so it runs even when Redis is out of memory.
 --
--- Keys of layout 6 are suspended as well. Their state and records keep that layout until a load replaces them; only this
--- layout's cores can do so, since the campaign's hash names layout 7 from then on.
+-- Keys of layout 6 are suspended as well. Their state and records keep that layout until a load replaces them; only
+-- this layout's cores can do so, since the campaign's hash names layout 7 from then on.
 --
 -- KEYS  as in prelude.lua
 -- ARGV  1 layout   2 register id   3 fencing token, issued from the campaign's row in SQL
 --
 -- Replies
 --   {'suspended', epoch, sequence, events, taken, revisions, backlog, token, admin state, rules, additions, layout}
---                  epoch: 0 if Redis did not have the campaign. revisions: the sum of all claims' revisions, -1 if users or
---                  claims are missing; the other counters may then be 0 or too low. backlog: number of events never
---                  removed from the outbox. token: the previous token, '0' if there was none. admin state and rules: the
---                  values in force until now, 0 and '' if missing; rules of layout 6 are converted. additions: in the
---                  format of set_rules.lua. layout: of the records in the keys
+--                  epoch: 0 if Redis did not have the campaign. revisions: the sum of all claims' revisions, -1 if
+--                  users or claims are missing; the other counters may then be 0 or too low. backlog: number of events
+--                  never removed from the outbox. token: the previous token, '0' if there was none. admin state and
+--                  rules: the values in force until now, 0 and '' if missing; rules of layout 6 are converted.
+--                  additions: in the format of set_rules.lua. layout: of the records in the keys
 --   {'late', token}    the campaign has this higher token; nothing was changed
 --   {'not_ready', why}    why: register | layout (the keys belong to another database, or have a layout that cannot be
 --                         converted; nothing was changed)

@@ -6,9 +6,9 @@
 --
 -- Replies
 --   {'found', version, taken, today, user's record or '', the user's events, next}
---       today: the calendar day in the campaign's time zone. Events: the records of the user's claims in up to SEARCHED_MAX
---       outbox entries, oldest first; searched only if a claim has moved out of the user's record. Next: the entry after
---       which to continue, '' at the end
+--       today: the calendar day in the campaign's time zone. Events: the records of the user's claims in up to
+--       SEARCHED_MAX outbox entries, oldest first; searched only if a claim has moved out of the user's record. Next:
+--       the entry after which to continue, '' at the end
 --   {'not_ready', why}    as in claim.lua
 
 -- Maximum number of outbox entries searched: about 25,000 claims, which take a millisecond.

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# `make bare`: runs README's commands in a minimal Debian root file system, like a newcomer with sudo: set-up, build, the
-# page, Ctrl-C. Fails if a process is left over. Each line of output starts with the seconds since the file system was
-# created.
+# `make bare`: runs README's commands in a minimal Debian root file system, like a newcomer with sudo: set-up, build,
+# the page, Ctrl-C. Fails if a process is left over. Each line of output starts with the seconds since the file system
+# was created.
 #
 #   scripts/bare.sh                 everything, nothing cached; takes 15 minutes
 #   scripts/bare.sh --setup-only    only the set-up, with this machine's Cargo tools if it has them
 #   scripts/bare.sh --setup-only --if-changed    skips the run if the same set-up passed on this machine in the last week
 #
 # The root has systemd, installed but not running, as in most containers; sudo without a password; git, make and
-# ca-certificates; this machine's Rust and Node. This machine is not changed: mounts are in a separate namespace, and the
-# root is removed on exit.
+# ca-certificates; this machine's Rust and Node. This machine is not changed: mounts are in a separate namespace, and
+# the root is removed on exit.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/debian.sh

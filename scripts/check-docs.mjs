@@ -1,8 +1,8 @@
 #!/usr/bin/env node
-// Checks that the documents name only existing things: links and anchors, paths, make targets, commands and flags, variables,
-// tests, metrics, routes, and statements of lua/README.md and docs/redis-layout.md about the scripts. Also checks that the
-// documents name all metrics, variables, routes, problem codes and scripts, and that tests run by name exist. tests/README.md
-// must list the promised times with the tests that measure them.
+// Checks that the documents name only existing things: links and anchors, paths, make targets, commands and flags,
+// variables, tests, metrics, routes, and statements of lua/README.md and docs/redis-layout.md about the scripts. Also
+// checks that the documents name all metrics, variables, routes, problem codes and scripts, and that tests run by name
+// exist. tests/README.md must list the promised times with the tests that measure them.
 //
 //   node scripts/check-docs.mjs     prints a line for each mistake and exits with 1 if there are any
 import { existsSync, readFileSync, readdirSync, statSync } from "node:fs";

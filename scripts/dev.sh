@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# `make up`, `make up-workerd` and `make up-cluster`: runs core and edge with a demo campaign until Ctrl-C, and leaves no
-# process behind.
+# `make up`, `make up-workerd` and `make up-cluster`: runs core and edge with a demo campaign until Ctrl-C, and leaves
+# no process behind.
 #
 #   scripts/dev.sh wrangler|workerd              the program that runs the edge
 #   scripts/dev.sh wrangler|workerd cluster      with two cores, PostgreSQL and a cluster of SERVER=redis|valkey

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds an image of each Debian package from scripts/package.sh, as a file for `docker load` and `podman load`: a minimal
-# Debian with the package and its dependencies. Needs root.
+# Builds an image of each Debian package from scripts/package.sh, as a file for `docker load` and `podman load`: a
+# minimal Debian with the package and its dependencies. Needs root.
 #
 #   scripts/image.sh DIRECTORY VERSION
 #
@@ -12,8 +12,8 @@ cd "$(dirname "$0")/.."
 out=$1 version=$2
 tag=${version//\~/-} # tags must not contain ~
 work=$(mktemp -d "$out/image.XXXXXX")
-# The same user in every image, so that it owns a volume's files after an upgrade. The number lets Kubernetes verify that
-# it is not root.
+# The same user in every image, so that it owns a volume's files after an upgrade. The number lets Kubernetes verify
+# that it is not root.
 user_id=10001
 
 # Keeps separate storage: this machine's images are neither read nor changed.

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Manages the processes of a script that sources this. Each process leads its own group, so that its children end with it.
+# Manages the processes of a script that sources this. Each process leads its own group, so that its children end with
+# it.
 
 declare -A names=() logs=() # by process id
 

@@ -186,8 +186,8 @@ if [ "$scope" = --lint ]; then steps+=(lint_packages cargo_deny kubernetes_valid
 if [ "$scope" = --soak ]; then steps+=(soak_packages openapi_generator); fi
 if [ "$scope" = --package ]; then steps+=(package_packages cargo_cyclonedx); fi
 
-# Prints the elapsed time every ten seconds until its input ends. The input is a pipe that only this script holds, so this
-# process ends with the script.
+# Prints the elapsed time every ten seconds until its input ends. The input is a pipe that only this script holds, so
+# this process ends with the script.
 tick() {
     while read -rt 10; [ $? -gt 128 ]; do printf '%d s … ' $SECONDS; done
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs a command as if on a slow machine: with half of the processors, and a disk on which one sync in a hundred takes up
-# to 1.5 s longer (test-support/src/slow_disk.c). Applies to all its child processes.
+# Runs a command as if on a slow machine: with half of the processors, and a disk on which one sync in a hundred takes
+# up to 1.5 s longer (test-support/src/slow_disk.c). Applies to all its child processes.
 #
 #   scripts/slow.sh cargo test --workspace --test e2e claim_flow
 #

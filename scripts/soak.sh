@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# `make soak`: the long tests, one part after the other. Each part ends with one line: green or RED, its seed and minutes.
+# `make soak`: the long tests, one part after the other. Each part ends with one line: green or RED, its seed and
+# minutes.
 #
 #   scripts/soak.sh              all parts (hours)
 #   scripts/soak.sh PART…        some parts
@@ -7,8 +8,8 @@
 #   scripts/soak.sh --for BASE   the parts that belong to what has changed since the commit BASE
 #   scripts/soak.sh --age        when each part last passed
 #
-# SEED repeats a run; ROUNDS, OPERATIONS and others (listed in tests/README.md) change a part's length. A part that passed
-# is recorded in tests/soak-record.txt, unless its length was changed; the record is committed next.
+# SEED repeats a run; ROUNDS, OPERATIONS and others (listed in tests/README.md) change a part's length. A part that
+# passed is recorded in tests/soak-record.txt, unless its length was changed; the record is committed next.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/tools.sh

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# `make test`, once the machine is set up: builds, then runs the tests of the gate, one part after the other, the longest
-# first. In parallel, the parts wait for each other and for the disk: the run takes twice as long and sometimes fails.
+# `make test`, once the machine is set up: builds, then runs the tests of the gate, one part after the other, the
+# longest first. In parallel, the parts wait for each other and for the disk: the run takes twice as long and sometimes
+# fails.
 #
 #   scripts/test.sh            all parts
 #   scripts/test.sh PART…      faults, e2e, interleavings, topologies, model or units, as the gate runs them

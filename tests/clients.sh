@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Generates clients from openapi.json in Java and Go with OpenAPI Generator, and takes a claim through a running core with each
-# (tests/e2e/openapi.rs). A part of `make soak`. The generated code is not edited.
+# Generates clients from openapi.json in Java and Go with OpenAPI Generator, and takes a claim through a running core
+# with each (tests/e2e/openapi.rs). A part of `make soak`. The generated code is not edited.
 #
-# The Java client needs Jackson with its module for times, which is in the generator's jar, and javax.annotation.Generated,
-# which is in tests/clients. The Go client needs no other modules.
+# The Java client needs Jackson with its module for times, which is in the generator's jar, and
+# javax.annotation.Generated, which is in tests/clients. The Go client needs no other modules.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/tools.sh

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Tests the packages built by `make package`. A part of `make soak`. Needs root and Debian; parts that cannot run are SKIPPED.
+# Tests the packages built by `make package`. A part of `make soak`. Needs root and Debian; parts that cannot run are
+# SKIPPED.
 #
 #   tests/packages.sh             all parts
 #   tests/packages.sh bytes       builds in another directory give the same Worker and packages, byte for byte

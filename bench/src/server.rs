@@ -132,7 +132,8 @@ impl Server {
         id
     }
 
-    /// Creates a campaign with `codes` codes and as many units. Returns its id, and the seconds that adding the codes took.
+    /// Creates a campaign with `codes` codes and as many units. Returns its id, and the seconds that adding
+    /// the codes took.
     pub async fn campaign_with_codes(&mut self, codes: u32) -> anyhow::Result<(String, f64)> {
         self.campaigns += 1;
         let id = format!("bench-{}", self.campaigns);

@@ -22,8 +22,8 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// Starts both Workers with the given core. `keys` are the settings of users' tokens. Processes that run at the same
-    /// time need different names.
+    /// Starts both Workers with the given core. `keys` are the settings of users' tokens. Processes that run
+    /// at the same time need different names.
     pub async fn start(core: &Core, name: &str, keys: &[(&str, &str)]) -> Self {
         let (edge, bare) = (free_address(), free_address());
         let directory = emptied(&format!("bench-workers-{name}"));

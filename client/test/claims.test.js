@@ -1,6 +1,6 @@
-// Tests of the client in Node, against a real edge and a real core. `cargo test -p claimgate-tests --test e2e js_client` starts
-// both, creates the campaigns below and sets CLAIMGATE_TEST_URL (the edge), CLAIMGATE_TEST_TOKENS (tokens by user) and
-// CLAIMGATE_TEST_PASS_KEY (a key of passes).
+// Tests of the client in Node, against a real edge and a real core.
+// `cargo test -p claimgate-tests --test e2e js_client` starts both, creates the campaigns below and sets
+// CLAIMGATE_TEST_URL (the edge), CLAIMGATE_TEST_TOKENS (tokens by user) and CLAIMGATE_TEST_PASS_KEY (a key of passes).
 
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";

@@ -7,7 +7,8 @@ const TIMEOUT_MS = 6000, DONE_MS = 10000;
 let asked; // the dialog's question: { verb, campaign, token, onUnauthorized, sending }
 let doneTimer;
 
-// Additions with an unknown outcome, by campaign: { units, idempotency_key }. A retry uses the same key, even after a reload.
+// Additions with an unknown outcome, by campaign: { units, idempotency_key }. A retry uses the same key, even after a
+// reload.
 const PENDING_KEY = "claimgate:additions-in-doubt";
 const pending = new Map(storedPending());
 

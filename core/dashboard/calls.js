@@ -4,8 +4,8 @@ import { element } from "./display.js";
 
 const TIMEOUT_MS = 60000;
 
-// Returns the body of the answer to a GET, as "json", "text" or "blob", in which a file may take its time; null if there is none.
-// `dialog` is { token, onUnauthorized }.
+// Returns the body of the answer to a GET, as "json", "text" or "blob", in which a file may take its time; null if
+// there is none. `dialog` is { token, onUnauthorized }.
 export async function read(path, accept, as, { token, onUnauthorized }) {
 	const signal = as === "blob" ? undefined : AbortSignal.timeout?.(TIMEOUT_MS);
 	try {

@@ -7,8 +7,8 @@ const TREND_MAX = 60, ROLES = ["viewer", "operator", "admin"];
 const STATES = ["open", "sold_out", "paused", "scheduled", "ended"];
 const rows = new Map();
 
-// Shows `listed` to a caller with this role, with links to the claim page if its address is known. A pressed button calls
-// `act(verb, campaign)`.
+// Shows `listed` to a caller with this role, with links to the claim page if its address is known. A pressed button
+// calls `act(verb, campaign)`.
 export function showCampaigns(listed, { total, role, pageUrl, act }) {
 	const text = $("find").value.trim().toLowerCase();
 	for (const campaign of listed) {

@@ -5,8 +5,8 @@ import { $, clock, element, fill, number, rate, show, words } from "./display.js
 const { uPlot } = globalThis;
 const POINTS_MAX = 900, AGE_S_MAX = 3600, SPAN_S_MIN = 60, GAP_S = 4, HEIGHT = 200, TABLE_ROWS = 12, TABLE_STEP = 10;
 
-// Steps between the labels of an axis. No two labels may be equal: times are shown in seconds or minutes, numbers with one
-// decimal.
+// Steps between the labels of an axis. No two labels may be equal: times are shown in seconds or minutes, numbers with
+// one decimal.
 const TIME_STEPS = [1, 5, 10, 15, 30, 60, 300, 600, 900, 1800];
 const stepsFrom = (exponent) => Array.from({ length: 12 }, (_, at) => [1, 2, 5].map((digit) => digit * 10 ** (exponent + at))).flat();
 

@@ -1,4 +1,5 @@
-// A campaign's claims in a dialog: finds a winner by user, status or claim id, and saves the claims of a user or status as CSV.
+// A campaign's claims in a dialog: finds a winner by user, status or claim id, and saves the claims of a user or status
+// as CSV.
 
 import { read, save } from "./calls.js";
 import { $, element, fill, moment, number, show, words } from "./display.js";
@@ -8,7 +9,8 @@ const STATUSES = ["granted", "held", "returned", "expired", "revoked"];
 
 let shown; // the dialog's claims: { campaign, token, onUnauthorized, search, text, found, cursor, problem }
 
-// Opens the claims of `campaign`, with their codes for an admin; calls `onUnauthorized` if the token is no longer valid.
+// Opens the claims of `campaign`, with their codes for an admin; calls `onUnauthorized` if the token is no longer
+// valid.
 export function openClaims(campaign, role, token, onUnauthorized) {
 	shown = { campaign, token, onUnauthorized, found: [], cursor: null, problem: "" };
 	$("claims-form").reset();

@@ -3,8 +3,8 @@
 const RETRY_MS_MIN = 1000, RETRY_MS_MAX = 15000, SILENCE_MS_MAX = 8000;
 
 // Calls `onEvent(name, data)` for each event of `url` until `signal` is aborted or the token is rejected. Calls
-// `onLost(why, ms)` when the stream has ended and will be retried in `ms`; `why` has the status and the problem's code. Returns
-// the status that rejected the token, or 0.
+// `onLost(why, ms)` when the stream has ended and will be retried in `ms`; `why` has the status and the problem's code.
+// Returns the status that rejected the token, or 0.
 export async function follow(url, token, signal, { onEvent, onLost }) {
 	for (let wait = RETRY_MS_MIN; !signal.aborted; wait = Math.min(wait * 2, RETRY_MS_MAX)) {
 		const why = await read(url, token, signal, (name, data) => {

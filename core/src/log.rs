@@ -1,5 +1,6 @@
-//! The log of a core, on standard error. A separate thread writes the lines, so core never waits for their reader: a full
-//! pipe, a stopped terminal, a journal that restarts. Lines that cannot be written are lost and counted.
+//! The log of a core, on standard error. A separate thread writes the lines, so core never waits for their
+//! reader: a full pipe, a stopped terminal, a journal that restarts. Lines that cannot be written are lost
+//! and counted.
 //!
 //! tracing-appender does the same, but it prints with `println!` when it ends, which panics without a standard output.
 

@@ -13,8 +13,8 @@ pub struct MemoryLimit {
 }
 
 impl MemoryLimit {
-    /// Reads the lowest limit: of the machine, of this process's control group, or of a group above it. Systemd limits a
-    /// unit's group, and Docker and Kubernetes a container's. `None` if nothing can be read.
+    /// Reads the lowest limit: of the machine, of this process's control group, or of a group above it.
+    /// Systemd limits a unit's group, and Docker and Kubernetes a container's. `None` if nothing can be read.
     pub fn read() -> Option<Self> {
         Self::read_under(Path::new("/"))
     }

@@ -89,8 +89,8 @@ async function loadPasses() {
 	return passes;
 }
 
-// Gets a pass if a claim needs one, and returns whether the claim may be sent. A claim that may have been granted is sent
-// without a pass: the server finds it.
+// Gets a pass if a claim needs one, and returns whether the claim may be sent. A claim that may have been granted is
+// sent without a pass: the server finds it.
 async function getPass() {
 	if (pending || !view?.pass) return true;
 	const loaded = await loadPasses();
@@ -128,7 +128,8 @@ async function askAsUser(path, { isAnonymous, headers, ...options } = {}) {
 
 const unanswered = ({ status }) => ({ kind: "error", code: status ? "overloaded" : "network", at: now() });
 
-// For a visitor without a token: offers to sign in, or else gets a demo token. Returns the problem if neither is possible.
+// For a visitor without a token: offers to sign in, or else gets a demo token. Returns the problem if neither is
+// possible.
 async function welcome() {
 	const reply = await findSignIn();
 	if (reply.ok) signOut();
@@ -451,7 +452,8 @@ $("again").onclick = tryAgain;
 $("copy").onclick = async () => {
 	getSelection().selectAllChildren($("claim-id"));
 	const id = $("claim-id").textContent;
-	// Browsers have `clipboard` only over HTTPS; the older command copies the selection. If both fail, the id stays selected.
+	// Browsers have `clipboard` only over HTTPS; the older command copies the selection. If both fail, the id stays
+	// selected.
 	if (navigator.clipboard) await navigator.clipboard.writeText(id);
 	else if (!document.execCommand("copy")) return;
 	copied = id;

@@ -142,8 +142,8 @@ impl Handler<'_> {
         Ok(response.with("etag", etag).with("cache-control", "public, max-age=1"))
     }
 
-    /// Handles `POST /demo/token`: mints a token whose `sub` is the user in the body, valid for an hour. Returns it with the
-    /// user's id in claims.
+    /// Handles `POST /demo/token`: mints a token whose `sub` is the user in the body, valid for an hour.
+    /// Returns it with the user's id in claims.
     pub async fn demo_token(&self) -> Result<Response, Problem> {
         #[derive(Serialize)]
         struct DemoToken {

@@ -116,8 +116,8 @@ impl Reporter {
         true
     }
 
-    /// Returns the report to send at `now`. Returns `None` and marks the task as ended if there is nothing to report or the
-    /// task `is_last`: a later request begins another one.
+    /// Returns the report to send at `now`. Returns `None` and marks the task as ended if there is nothing to
+    /// report or the task `is_last`: a later request begins another one.
     fn next_report(&mut self, now: Timestamp, is_last: bool) -> Option<String> {
         self.turn_began_at = None;
         if is_last {

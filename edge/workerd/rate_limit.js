@@ -11,8 +11,8 @@ export class Ratelimit {
     #periodMs;
     #now;
     #keysMax;
-    // A bucket is one number: the time at which it is full again. A full bucket need not be stored, so two generations are
-    // enough: a rotation drops the keys that were last used before the younger generation began.
+    // A bucket is one number: the time at which it is full again. A full bucket need not be stored, so two generations
+    // are enough: a rotation drops the keys that were last used before the younger generation began.
     #young = new Map();
     #old = new Map();
     #youngSince = -Infinity;

@@ -53,8 +53,8 @@ public final class Claimgate {
     record Claim(String id, String status, long quantity, long sequence, String expires_at) { }
 
     /**
-     * A problem of claimgate (RFC 9457), or one of this program: network, unexpected_answer, claim_pending. The code is a
-     * string, because newer versions may add codes. The status is 0 without a response.
+     * A problem of claimgate (RFC 9457), or one of this program: network, unexpected_answer, claim_pending. The code is
+     * a string, because newer versions may add codes. The status is 0 without a response.
      */
     record Problem(String code, int status, String title, String detail, String limit, Long remaining) {
         static Problem own(String code, int status, String detail) {
@@ -149,8 +149,8 @@ public final class Claimgate {
     private record Stored(Request request, boolean isNew) { }
 
     /**
-     * Keeps the request in a file before its first try. A link never replaces a request that is stored already. A shop keeps the
-     * request with its order.
+     * Keeps the request in a file before its first try. A link never replaces a request that is stored already. A shop
+     * keeps the request with its order.
      */
     private static Stored store(Path path, String campaign, String user, long quantity) throws IOException {
         byte[] random = new byte[16];

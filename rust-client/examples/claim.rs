@@ -1,7 +1,7 @@
 //! Claims with the Rust client, through core or the edge. The conformance suite (`client/conformance/`) runs it.
 //!
-//! `claim core|edge CAMPAIGN USER [QUANTITY]` prints the outcome as one line of JSON. If it is unknown, run it again: the
-//! claim counts once. Through the edge, USER must be the user of `CLAIMGATE_TOKEN`.
+//! `claim core|edge CAMPAIGN USER [QUANTITY]` prints the outcome as one line of JSON. If it is unknown, run
+//! it again: the claim counts once. Through the edge, USER must be the user of `CLAIMGATE_TOKEN`.
 
 use std::error::Error as StdError;
 use std::io::{ErrorKind, Write};
@@ -40,8 +40,8 @@ async fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Keeps the request in a file before its first try. Returns the call to make, and whether it is new. A link never replaces
-/// a request that is stored already.
+/// Keeps the request in a file before its first try. Returns the call to make, and whether it is new. A link
+/// never replaces a request that is stored already.
 fn store(file: &Path, new: ClaimCall) -> Result<(ClaimCall, bool), Failure> {
     let unlinked = file.with_extension(new.request().idempotency_key.as_str());
     fs::write(&unlinked, serde_json::to_vec(new.request())?)?;

@@ -39,8 +39,8 @@ impl ClaimCall {
         Self { request, attempt: Attempt::Unknown, pass: None }
     }
 
-    /// Sends the signed `pass` with each further try through the edge. After the problem `pass_required`, the same claim
-    /// can be sent again with a new pass.
+    /// Sends the signed `pass` with each further try through the edge. After the problem `pass_required`, the
+    /// same claim can be sent again with a new pass.
     pub fn set_pass(&mut self, pass: impl Into<String>) {
         self.pass = Some(pass.into());
     }

@@ -1,5 +1,5 @@
-//! ALTCHA's proof of work, version 2, in its deterministic mode: the edge derives a key from a counter that it draws, and
-//! the browser tries counters until it derives a key with the same beginning.
+//! ALTCHA's proof of work, version 2, in its deterministic mode: the edge derives a key from a counter that
+//! it draws, and the browser tries counters until it derives a key with the same beginning.
 
 use serde::{Deserialize, Serialize};
 

@@ -43,11 +43,11 @@ impl RefusalCounts {
         self.entries.is_empty()
     }
 
-    /// Counts a claim on `campaign` that was refused with `code` at `now`. Only a quarter of the entries is for ids that
-    /// `is_known`, which is called only for a new entry, does not confirm.
+    /// Counts a claim on `campaign` that was refused with `code` at `now`. Only a quarter of the entries is
+    /// for ids that `is_known`, which is called only for a new entry, does not confirm.
     ///
-    /// Without room for a new entry, the claim is added to another second of the same campaign and reason, or else to the
-    /// unknown campaign.
+    /// Without room for a new entry, the claim is added to another second of the same campaign and reason, or
+    /// else to the unknown campaign.
     pub fn count(&mut self, campaign: &str, is_known: impl FnOnce() -> bool, code: Code, now: Timestamp) {
         let at_s = now.as_ms().div_euclid(1_000);
         if self.add_to(campaign, code, Some(at_s)) {
@@ -62,8 +62,8 @@ impl RefusalCounts {
         }
     }
 
-    /// Adds a claim to the latest entry of `campaign` and `code`, in the second `at_s` or in any; returns whether there is
-    /// one.
+    /// Adds a claim to the latest entry of `campaign` and `code`, in the second `at_s` or in any; returns
+    /// whether there is one.
     #[inline(never)] // the Worker stays small
     fn add_to(&mut self, campaign: &str, code: Code, at_s: Option<i64>) -> bool {
         let is_wanted = |entry: &&mut Refused| {
@@ -86,8 +86,9 @@ impl RefusalCounts {
         std::mem::take(&mut self.entries)
     }
 
-    /// Moves the oldest counts into a report as JSON, as many as fit into a request to core; `None` if nothing is counted.
-    /// The JSON is formatted by hand: no value needs JSON escapes, and the Worker stays small.
+    /// Moves the oldest counts into a report as JSON, as many as fit into a request to core; `None` if
+    /// nothing is counted. The JSON is formatted by hand: no value needs JSON escapes, and the Worker stays
+    /// small.
     pub fn take_report(&mut self, reporter: &str, number: u64) -> Option<String> {
         const END: &str = "]}";
         let mut report = format!(r#"{{"reporter":"{reporter}","number":{number},"refusals":["#);

@@ -1,11 +1,12 @@
 //! Signatures of requests from the edge to core: HMAC-SHA256 (RFC 2104) over everything that core acts on.
 //!
-//! Test vector, computed independently (see the test `signatures_match_the_test_vector`): key = the bytes 0x00 … 0x1f,
-//! kid `k1`, timestamp `1700000000000`, `POST /internal/v1/claims`, `application/json`, body `{}`, user `alice`,
-//! client `192.0.2.1`, idempotency key `key-1` → `lBSki68EzMKottqDKCKzFOU_MjBLjDpjctYnGxcispk`. With
-//! `Claimgate-Attempt: 1`, whose value is then one more field → `48eN84Qk4129Fd4I9UPaaI0o1hm5cjwLl1OK1uAg0e0`. With
-//! `X-Claimgate-User-Ids: hmac:VR1TK4` and no mark, the last field is `user-ids:hmac:VR1TK4` → `gif4TS1PKgEeHSlAXz9OpSKwZPwooVWjW1KCLeETcg0`.
-//! With both, the mark is the field before → `ccm084IlOiC86Ae81o0QENnY6WjegfpljSy9Jadlv3s`.
+//! Test vector, computed independently (see the test `signatures_match_the_test_vector`): key = the bytes
+//! 0x00 … 0x1f, kid `k1`, timestamp `1700000000000`, `POST /internal/v1/claims`, `application/json`, body
+//! `{}`, user `alice`, client `192.0.2.1`, idempotency key `key-1` →
+//! `lBSki68EzMKottqDKCKzFOU_MjBLjDpjctYnGxcispk`. With `Claimgate-Attempt: 1`, whose value is then one more
+//! field → `48eN84Qk4129Fd4I9UPaaI0o1hm5cjwLl1OK1uAg0e0`. With `X-Claimgate-User-Ids: hmac:VR1TK4` and no
+//! mark, the last field is `user-ids:hmac:VR1TK4` → `gif4TS1PKgEeHSlAXz9OpSKwZPwooVWjW1KCLeETcg0`. With both,
+//! the mark is the field before → `ccm084IlOiC86Ae81o0QENnY6WjegfpljSy9Jadlv3s`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -212,8 +213,8 @@ impl SignedParts<'_> {
             self.idempotency_key.as_bytes(),
         ];
         let mark = (self.attempt == Attempt::First).then_some(Attempt::FIRST.as_bytes());
-        // The fields from here on may be absent. Each begins with its name, so none can stand for another; only the mark,
-        // which is older, has no name.
+        // The fields from here on may be absent. Each begins with its name, so none can stand for another;
+        // only the mark, which is older, has no name.
         let user_ids = (!self.user_ids.is_empty()).then(|| [USER_IDS_FIELD, self.user_ids].concat());
         let pass = (!self.pass.is_empty()).then(|| [PASS_FIELD, self.pass].concat());
         let named = [user_ids.as_deref(), pass.as_deref()].into_iter().flatten().map(str::as_bytes);

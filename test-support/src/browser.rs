@@ -89,8 +89,8 @@ async fn driver() -> &'static Driver {
 
 async fn start_driver() -> Driver {
     let directory = emptied("browser");
-    // Chromium dies with its driver, and the driver with the tests. The driver expects a page, which this Chromium opens
-    // only if its URL is an argument.
+    // Chromium dies with its driver, and the driver with the tests. The driver expects a page, which this
+    // Chromium opens only if its URL is an argument.
     let wrapper = directory.join("chromium");
     let script = format!("#!/bin/sh\nexec setpriv --pdeathsig KILL -- {CHROMIUM} \"$@\" about:blank\n");
     fs::write(&wrapper, script).unwrap();
@@ -240,8 +240,9 @@ impl Browser {
         self.devtools("Emulation.setEmulatedMedia", json!({"features": features})).await;
     }
 
-    /// Checks contrast, that nothing scrolls sideways, and accessibility: on a narrow screen, a desktop and a phone, dark
-    /// and light. With `SCREENSHOTS`, saves pictures under `target/screenshots`. The page keeps the phone's size.
+    /// Checks contrast, that nothing scrolls sideways, and accessibility: on a narrow screen, a desktop and a
+    /// phone, dark and light. With `SCREENSHOTS`, saves pictures under `target/screenshots`. The page keeps
+    /// the phone's size.
     pub async fn check_layout(&self, name: &str) {
         let saved = std::env::var_os("SCREENSHOTS").is_some();
         for (kind, size) in [("narrow", NARROW), ("desktop", DESKTOP), ("phone", PHONE)] {

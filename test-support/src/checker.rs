@@ -489,8 +489,8 @@ impl Checker {
 }
 
 impl Drop for Checker {
-    /// A test that ends early never calls [`Checker::judge`]: prints whether the answers so far kept the guarantees, so that
-    /// a wrong answer is not taken for a slow machine.
+    /// A test that ends early never calls [`Checker::judge`]: prints whether the answers so far kept the
+    /// guarantees, so that a wrong answer is not taken for a slow machine.
     fn drop(&mut self) {
         if std::thread::panicking() {
             let mut wrong = self.wrong_answers();

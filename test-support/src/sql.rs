@@ -226,8 +226,8 @@ impl Sql {
     async fn try_to_bring_back(&self) -> Result<(), sqlx::Error> {
         let mut transaction = self.pool.begin().await?;
         if !self.is_sqlite {
-            // Otherwise a transaction of a core could end after its rows in one table were replaced and before its rows in
-            // another are.
+            // Otherwise a transaction of a core could end after its rows in one table were replaced and
+            // before its rows in another are.
             let lock = format!("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE", TABLES.join(", "));
             sqlx::query(sqlx::AssertSqlSafe(lock)).execute(&mut *transaction).await?;
         }

@@ -29,8 +29,8 @@ pub fn ignore() {
     WATCHING.call_once(|| {});
 }
 
-/// Starts to watch, once in a process: how late a thread is woken, and how long a sync takes on the disk of the servers'
-/// data. From then on, each panic prints the latest stalls.
+/// Starts to watch, once in a process: how late a thread is woken, and how long a sync takes on the disk of
+/// the servers' data. From then on, each panic prints the latest stalls.
 pub fn watch() {
     WATCHING.call_once(|| {
         let print_panic = panic::take_hook();

@@ -1,4 +1,5 @@
-//! A server with fixed answers: a fake core of a different version, whose answers the current core cannot send, or a website.
+//! A server with fixed answers: a fake core of a different version, whose answers the current core cannot
+//! send, or a website.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -1,5 +1,5 @@
-//! Campaigns with codes while random processes are killed every 300 ms: callers claim, replay, return, and look at their
-//! codes at every core, more codes are added, and SQL loses its last transactions.
+//! Campaigns with codes while random processes are killed every 300 ms: callers claim, replay, return, and
+//! look at their codes at every core, more codes are added, and SQL loses its last transactions.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
@@ -201,8 +201,8 @@ impl Storm<'_> {
         reply.filter(|reply| reply.status < 500)
     }
 
-    /// Claims up to `2 * units` units, replays the claim, and looks at its codes until the kills end. Every tenth caller then
-    /// returns the claim. Returns the number of calls.
+    /// Claims up to `2 * units` units, replays the claim, and looks at its codes until the kills end. Every
+    /// tenth caller then returns the claim. Returns the number of calls.
     async fn caller(&self, round: u32, caller: u32, units: u32) -> usize {
         let body = claim_body("demo", &format!("u{round}-{caller}"), "k", 1 + caller % (2 * units));
         let mut calls = 0;
@@ -256,7 +256,8 @@ impl Storm<'_> {
     }
 }
 
-/// Adds codes until no claim lacks any, and checks every claim and code. Returns the number of codes given to claims that stand.
+/// Adds codes until no claim lacks any, and checks every claim and code. Returns the number of codes given to
+/// claims that stand.
 async fn judge(fixture: &Fixture, winners: &Winners, total: u32) -> usize {
     let cores: Vec<&Core> = std::iter::once(&fixture.core).chain(&fixture.others).collect();
     for core in &cores {

@@ -1,5 +1,5 @@
-//! Campaigns with codes: every granted claim has its own codes, no code has two claims, and a code once shown stays that
-//! winner's, whatever fails.
+//! Campaigns with codes: every granted claim has its own codes, no code has two claims, and a code once shown
+//! stays that winner's, whatever fails.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -89,8 +89,8 @@ async fn all(core: &Core) -> Shown {
     .await
 }
 
-/// Checks that no code has two claims, that each claim of `before` still has the codes that were shown, and that no code is in
-/// core's log or metrics.
+/// Checks that no code has two claims, that each claim of `before` still has the codes that were shown, and
+/// that no code is in core's log or metrics.
 async fn judge(core: &Core, before: &Shown) -> Shown {
     let metrics = core.admin_get("/metrics").await.expect(200).text();
     assert!(![core.log(), metrics].concat().contains("SAVE-"), "a code was logged");

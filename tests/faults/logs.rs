@@ -47,7 +47,8 @@ async fn damaged_and_loaded(core: &Core, user: &str) {
     .await;
 }
 
-/// Lines about whether a campaign is ready. The contract permits them at any time: a Redis that is slow for a moment is enough.
+/// Lines about whether a campaign is ready. The contract permits them at any time: a Redis that is slow for a
+/// moment is enough.
 const READINESS: [&str; 5] = [
     "loaded from SQL",
     "not ready",

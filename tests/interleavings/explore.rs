@@ -43,7 +43,8 @@ struct Pair {
     codes: bool,
 }
 
-/// A pair without B: database, initial state, A, and whether the campaign has codes. A's steps are the same for every B.
+/// A pair without B: database, initial state, A, and whether the campaign has codes. A's steps are the same
+/// for every B.
 type Beginning = (Database, InitialState, Protocol, bool);
 
 impl Pair {
@@ -51,8 +52,8 @@ impl Pair {
         (self.database, self.initial, self.a, self.codes)
     }
 
-    /// Returns whether both protocols are played on this kind of campaign. Without `INTERLEAVINGS_ALL`, codes are played
-    /// only beside an upload and the giving of codes.
+    /// Returns whether both protocols are played on this kind of campaign. Without `INTERLEAVINGS_ALL`, codes
+    /// are played only beside an upload and the giving of codes.
     fn is_meaningful(self) -> bool {
         let allowed =
             if self.codes { [Codes::Needed, Codes::Played] } else { [Codes::NotPlayed, Codes::Played] };

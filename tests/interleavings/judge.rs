@@ -299,8 +299,8 @@ fn limits_are_kept(play: &ScheduleRun<'_>, rows: &[SqlClaim]) -> Judged {
     Ok(())
 }
 
-/// Checks that each granted claim gets a code once there are enough, that no two claims have the same, and that both cores
-/// show it.
+/// Checks that each granted claim gets a code once there are enough, that no two claims have the same, and
+/// that both cores show it.
 async fn each_granted_claim_has_its_own_code(
     play: &ScheduleRun<'_>,
     nodes: &[TestCore; 2],

@@ -1,5 +1,5 @@
-//! A core that was stopped before it stored codes in Redis, while another core acknowledged the same entries or reloaded the
-//! campaign.
+//! A core that was stopped before it stored codes in Redis, while another core acknowledged the same entries
+//! or reloaded the campaign.
 
 use std::ops::Range;
 

@@ -67,8 +67,8 @@ impl<'w> ScheduleRun<'w> {
         initial.version() + if self.codes { of_codes } else { 0 }
     }
 
-    /// Repeats a call at `node` until it succeeds. On a machine that stands still, a store answers too late: the call gets
-    /// 503, and the campaign may have to be loaded again.
+    /// Repeats a call at `node` until it succeeds. On a machine that stands still, a store answers too late:
+    /// the call gets 503, and the campaign may have to be loaded again.
     pub async fn settled(&self, node: &TestCore, call: impl AsyncFn() -> Reply) {
         let is_repeated = Cell::new(false);
         eventually(SOON, || async {

@@ -233,7 +233,8 @@ impl Protocol {
     }
 }
 
-/// Promotes the stale replica, and starts a core that loads the campaign. Returns this core, and what its maintenance did.
+/// Promotes the stale replica, and starts a core that loads the campaign. Returns this core, and what its
+/// maintenance did.
 async fn fail_over(play: &ScheduleRun<'_>, initial: InitialState) -> (TestCore, String) {
     play.fail_over_unless_evicted(initial).await;
     let new = play.world.node(1);

@@ -195,8 +195,8 @@ impl Run {
         self.retry(attempts, first.ok()).await
     }
 
-    /// Sends claims again whose answers may be missing. The first claim was decided or not; of the remaining claims, all
-    /// or none were decided. The retry shows which.
+    /// Sends claims again whose answers may be missing. The first claim was decided or not; of the remaining
+    /// claims, all or none were decided. The retry shows which.
     async fn retry(&mut self, attempts: &[ClaimAttempt], first: Option<Vec<Answer>>) -> Result<(), String> {
         let (now, listed) = (self.system.clock.now_ms(), listed(attempts));
         let before = self.model.clone();

@@ -309,8 +309,8 @@ impl System {
         self.changed();
     }
 
-    /// Waits until core is connected to Redis. If core tried to connect too early, it waits before it retries, and until
-    /// then each of several claims is sent separately.
+    /// Waits until core is connected to Redis. If core tried to connect too early, it waits before it
+    /// retries, and until then each of several claims is sent separately.
     async fn is_connected(&self) {
         eventually(SOON, || async {
             self.core.engine.stores.redis.probe().await.outcome.map_err(|error| error.to_string())

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Mutation tests, for `make soak`: a copy of the tree gets one defect at a time, and the model or the test named with the
-# defect must fail. Before, each of these tests must pass in the copy without a defect: a test that fails there proves
-# nothing. For the same reason, a defect whose text is not found ends the run, and one that does not build is an error.
+# Mutation tests, for `make soak`: a copy of the tree gets one defect at a time, and the model or the test named with
+# the defect must fail. Before, each of these tests must pass in the copy without a defect: a test that fails there
+# proves nothing. For the same reason, a defect whose text is not found ends the run, and one that does not build is an
+# error.
 #
 #   tests/mutants/run.sh [NAME …]     runs all of defects.sh, or the named defects
 #   tests/mutants/run.sh --check      only checks that every defect's text is still found
@@ -66,7 +67,8 @@ is_wanted() {
     return 1
 }
 
-# defect NAME FILE OLD NEW [TEST FILTER]: replaces OLD, which must occur in FILE exactly once, by NEW. The tests must fail.
+# defect NAME FILE OLD NEW [TEST FILTER]: replaces OLD, which must occur in FILE exactly once, by NEW. The tests must
+# fail.
 defect() {
     local name=$1 file=$2 old=$3 new=$4 test=${5:-model} filter=${6:-the_system} text rest started
     is_wanted "$name" || return 0

@@ -19,7 +19,8 @@ const BYTES_PER_MB: f64 = 1e6;
 pub struct CsvFile(pub Vec<u8>);
 
 impl CsvFile {
-    /// Reads a file of at most the size that core accepts; `-` is standard input. `split` says how to split a larger one.
+    /// Reads a file of at most the size that core accepts; `-` is standard input. `split` says how to split a
+    /// larger one.
     pub fn read(path: &Path, split: &str) -> Result<Self, CallError> {
         const MAX: u64 = http::IMPORT_BYTES_MAX as u64;
         let of_stdin = path.as_os_str() == "-";

@@ -36,8 +36,8 @@ pub struct NewCampaign {
     /// When claims by browsers need a pass; omitted or `null` if they never do.
     #[serde(default)]
     pass: Option<PassRule>,
-    /// Whether each unit of a granted claim has a code. The total is then 0 until codes have been added, and `per_claim` at most
-    /// 1,000, which is also the default.
+    /// Whether each unit of a granted claim has a code. The total is then 0 until codes have been added, and
+    /// `per_claim` at most 1,000, which is also the default.
     #[serde(default)]
     codes: bool,
 }

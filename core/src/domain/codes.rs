@@ -56,8 +56,8 @@ impl CodeStock {
     }
 }
 
-/// Returns the limit of units per claim of a campaign with codes, [`PER_CLAIM_MAX`] if none is `given`: the codes of a claim
-/// are written, stored and shown together.
+/// Returns the limit of units per claim of a campaign with codes, [`PER_CLAIM_MAX`] if none is `given`: the
+/// codes of a claim are written, stored and shown together.
 ///
 /// # Errors
 /// `invalid_request` for a higher limit.

@@ -175,8 +175,8 @@ impl CampaignChanges {
     /// Adds the codes of `file` that the campaign lacks. The change is written to the audit, with the number of codes.
     ///
     /// # Errors
-    /// [`EngineError::Invalid`] if the campaign has no codes, [`EngineError::ImportUnfinished`], or a store's error; some
-    /// codes may have been added then. Adding the same file again continues.
+    /// [`EngineError::Invalid`] if the campaign has no codes, [`EngineError::ImportUnfinished`], or a store's
+    /// error; some codes may have been added then. Adding the same file again continues.
     pub async fn add_codes(
         &self,
         id: &CampaignId,

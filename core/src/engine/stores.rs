@@ -142,9 +142,10 @@ impl Stores {
         Ok(codes)
     }
 
-    /// Stores the codes of `claims`, so that they may be shown: claims that were relayed to SQL before their codes were
-    /// added. `campaign` was read before the claims, and SQL had `events` after them. Returns `false` if nothing was stored:
-    /// some of the claims may still be in the outbox, or the claims may no longer be current.
+    /// Stores the codes of `claims`, so that they may be shown: claims that were relayed to SQL before their
+    /// codes were added. `campaign` was read before the claims, and SQL had `events` after them. Returns
+    /// `false` if nothing was stored: some of the claims may still be in the outbox, or the claims may no
+    /// longer be current.
     pub async fn give_codes(
         &self,
         handle: &CampaignHandle,
@@ -197,8 +198,8 @@ impl Stores {
         })
     }
 
-    /// Rereads the campaign from SQL. Returns whether another core has loaded it under a later epoch than `sent`, which a
-    /// concurrent call may have found out before.
+    /// Rereads the campaign from SQL. Returns whether another core has loaded it under a later epoch than
+    /// `sent`, which a concurrent call may have found out before.
     async fn has_epoch_after(&self, handle: &CampaignHandle, sent: Epoch) -> bool {
         if let Ok(Some(now)) = self.sql.campaign(&handle.campaign().id).await {
             handle.update(now);

@@ -73,7 +73,8 @@ impl UserIds {
         }
     }
 
-    /// Checks a claim of `user`; `edge` is the scheme of the edge that sent it. The first claim by an edge pins its scheme.
+    /// Checks a claim of `user`; `edge` is the scheme of the edge that sent it. The first claim by an edge
+    /// pins its scheme.
     ///
     /// # Errors
     /// [`EngineError::UserIdsDiffer`], or a store's error while no scheme is pinned.
@@ -172,7 +173,8 @@ impl UserIds {
         }
         let earlier_claims =
             |campaign| self.rejected(UserIdsDiffer::EarlierClaims { edge: scheme, campaign });
-        // Checking all claims takes too long for a transaction, which then checks only campaigns that have changed since.
+        // Checking all claims takes too long for a transaction, which then checks only campaigns that have
+        // changed since.
         let checked = self.sql.last_change().await?;
         if let Some(campaign) = self.sql.campaign_with_other_user_ids(scheme, clock::now()).await? {
             return Err(earlier_claims(campaign));

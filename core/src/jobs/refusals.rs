@@ -18,8 +18,8 @@ const REMOVE_PERIOD: Duration = Duration::from_mins(10);
 /// The time limit of the last report when core stops.
 const LAST_MAX: Duration = Duration::from_secs(1);
 
-/// Writes the refusals of `engine` as the core's run `run` until `stop` turns true, then writes the last counts. Only one task
-/// may do so.
+/// Writes the refusals of `engine` as the core's run `run` until `stop` turns true, then writes the last
+/// counts. Only one task may do so.
 pub async fn write(engine: Arc<Engine>, run: CoreRun, mut stop: watch::Receiver<bool>) {
     let writer = RefusalWriter::new(&engine.refusals, &engine.registry, &engine.stores.sql, run.id());
     let Some(mut writer) = writer else { return };

@@ -1,9 +1,10 @@
-// The visitor's pass for a campaign that requires one: from the link, or from the edge for a solved challenge. Loaded by the
-// page only for such a campaign. The page calls `update` every second.
+// The visitor's pass for a campaign that requires one: from the link, or from the edge for a solved challenge. Loaded
+// by the page only for such a campaign. The page calls `update` every second.
 
 import { load, save } from "../storage.js";
 
-// Passes outlive the opening by far. So pages get them at a random time before it, not all at the same moment, and no claim waits.
+// Passes outlive the opening by far. So pages get them at a random time before it, not all at the same moment, and no
+// claim waits.
 const LEAD_MS_MAX = 1200000, LEAD_MS_MIN = 20000;
 const RENEW_MS_MAX = 240000, RENEW_MS_MIN = 60000; // before a pass expires
 const PROBE_MS_MAX = 2000, RETRY_MS_MIN = 15000, RETRY_MS_MAX = 240000;
@@ -34,8 +35,8 @@ function expiryOf(pass) {
 }
 
 export class Passes {
-	// none: not needed. waiting: needed later. solving. shown: the visitor has one. failed: a retry follows. missing: this edge
-	// issues none. insecure: the page was not opened over HTTPS, which ALTCHA's solver needs.
+	// none: not needed. waiting: needed later. solving. shown: the visitor has one. failed: a retry follows. missing: this
+	// edge issues none. insecure: the page was not opened over HTTPS, which ALTCHA's solver needs.
 	state = "none";
 	kind; // of the challenge that is being solved
 	retryAt;
@@ -43,8 +44,8 @@ export class Passes {
 	#user; #version; #nextAt; #isProbed; #getting; #failures = 0;
 	#campaign; #ask; #now; #changed; #box; #language;
 
-	// `ask(path, options)` sends a request as the current user. `now()` is the server's time. `changed()` is called after each
-	// change of state. `box` is the element for a widget in `language()`.
+	// `ask(path, options)` sends a request as the current user. `now()` is the server's time. `changed()` is called after
+	// each change of state. `box` is the element for a widget in `language()`.
 	constructor({ campaign, ask, now, changed, box, language }) {
 		[this.#campaign, this.#ask, this.#now, this.#changed, this.#box, this.#language] = [campaign, ask, now, changed, box, language];
 	}

@@ -1,7 +1,8 @@
 //! ALTCHA: a proof of work that the edge issues and checks itself.
 //!
-//! Challenges are signed, so the edge stores none. The key to find is signed too, so checking a solution derives no key.
-//! The code is the edge's own because ALTCHA's crate would make the Worker 43 KB larger; tests compare both.
+//! Challenges are signed, so the edge stores none. The key to find is signed too, so checking a solution
+//! derives no key. The code is the edge's own because ALTCHA's crate would make the Worker 43 KB larger;
+//! tests compare both.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;

@@ -56,8 +56,8 @@ pub enum CallKind {
     Views,
     /// Reads of claims: mostly SQL.
     Lookups,
-    /// Claims and views that core may have to read from SQL: of campaigns that are not cached yet, or over. And reports of
-    /// refused claims, which core writes to SQL.
+    /// Claims and views that core may have to read from SQL: of campaigns that are not cached yet, or over.
+    /// And reports of refused claims, which core writes to SQL.
     MayNeedSql,
 }
 

@@ -88,7 +88,8 @@ impl CoreResponse {
         struct Detail<'a> {
             detail: &'a str,
         }
-        // A `detail` without escapes is a part of the body. To parse and write all members would take 3 KB of the Worker.
+        // A `detail` without escapes is a part of the body. To parse and write all members would take 3 KB of
+        // the Worker.
         let end = serde_json::from_slice::<Detail<'_>>(&self.body)
             .map(|Detail { detail }| detail.as_bytes().as_ptr_range().end.addr() - self.body.as_ptr().addr());
         if let Ok(end) = end {

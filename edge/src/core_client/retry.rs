@@ -45,7 +45,8 @@ impl CoreClient<'_> {
                 Attempted::Answered(response) if count > 1 && response.is_undecided() => {
                     undecided = Some(response);
                 }
-                // `overloaded` means that the request was not processed, but the previous attempt may have been decided.
+                // `overloaded` means that the request was not processed, but the previous attempt may have
+                // been decided.
                 Attempted::Answered(response) if called.is_some() && response.is_overloaded() => break,
                 Attempted::Answered(response) => return Ok(response),
                 Attempted::Rejected if count == 1 => break,

@@ -89,8 +89,8 @@ pub struct OutboxSide {
 #[derive(Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Difference {
-    /// `not_ready`, `taken`, `users`, `sequence`, `version`, `rules`, `lost_events`, `holds`, `stranded_holds`, `codes`,
-    /// `backlog`, `outbox_lag` or `dead_letters`.
+    /// `not_ready`, `taken`, `users`, `sequence`, `version`, `rules`, `lost_events`, `holds`,
+    /// `stranded_holds`, `codes`, `backlog`, `outbox_lag` or `dead_letters`.
     pub name: String,
     /// A description with both numbers.
     pub detail: String,

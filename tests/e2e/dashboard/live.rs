@@ -268,8 +268,8 @@ async fn all_other_data_is_reported_while_sql_is_down() {
     stream.until("SQL back and the outbox empty", back).await;
 }
 
-/// Core stops while it has a heartbeat under way, and before it has removed the row of the run that was killed: each used
-/// to be listed as silent for an hour.
+/// Core stops while it has a heartbeat under way, and before it has removed the row of the run that was
+/// killed: each used to be listed as silent for an hour.
 #[tokio::test]
 async fn a_stopped_core_is_listed_no_longer_over_a_slow_link() {
     let postgres = Postgres::start().await;

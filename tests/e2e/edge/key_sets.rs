@@ -17,8 +17,8 @@ use super::run;
 
 /// A fetch may take 2 s; a loaded machine adds to it.
 const FETCH_MAX: Duration = Duration::from_secs(4);
-/// Moves the clock past the time in which an unknown key causes no fetch, past the refresh of a set, and past the longest
-/// backoff.
+/// Moves the clock past the time in which an unknown key causes no fetch, past the refresh of a set, and past
+/// the longest backoff.
 const UNKNOWN_KEY_MS: i64 = 31_000;
 const REFRESH_MS: i64 = 601_000;
 const BACKOFF_MS_MAX: i64 = 31_000;

@@ -8,8 +8,8 @@ use support::Reply;
 
 use super::{claims_sent_to_core, run, strict_world};
 
-/// Sends requests until one is rate limited. Returns the number of accepted requests, and the rejection. One after another,
-/// they would stay below the limit on a slow machine.
+/// Sends requests until one is rate limited. Returns the number of accepted requests, and the rejection. One
+/// after another, they would stay below the limit on a slow machine.
 async fn until_refused<F: Future<Output = Reply>>(mut send: impl FnMut(usize) -> F) -> (usize, Reply) {
     let mut count = 0;
     for burst in 0..5 {

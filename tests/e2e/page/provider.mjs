@@ -1,5 +1,5 @@
-// A real OpenID provider for the tests of signing in on the page. Prints its URL once it listens. Anyone may log in under
-// any name. Each algorithm has a public client of its name.
+// A real OpenID provider for the tests of signing in on the page. Prints its URL once it listens. Anyone may log in
+// under any name. Each algorithm has a public client of its name.
 
 import { generateKeyPairSync } from "node:crypto";
 import { createServer } from "node:http";

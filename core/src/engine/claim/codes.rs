@@ -41,8 +41,8 @@ impl Claims {
         Ok(self.campaigns.stores.sql.audit_codes_read(id, who, at).await?)
     }
 
-    /// Gives codes to claims that were granted before their codes were added, in all campaigns. Counts the claims that still
-    /// lack codes, for the alarm.
+    /// Gives codes to claims that were granted before their codes were added, in all campaigns. Counts the
+    /// claims that still lack codes, for the alarm.
     pub async fn give_pending_codes(&self) -> Result<(), EngineError> {
         let sql = &self.campaigns.stores.sql;
         for campaign in sql.campaigns_with_pending_codes().await? {
@@ -78,8 +78,8 @@ impl Claims {
         Ok(())
     }
 
-    /// Stores the codes of `claims`, read after `campaign`, in Redis once the claims have left the outbox. Returns `false` if
-    /// that takes too long.
+    /// Stores the codes of `claims`, read after `campaign`, in Redis once the claims have left the outbox.
+    /// Returns `false` if that takes too long.
     async fn give(
         &self,
         handle: &CampaignHandle,

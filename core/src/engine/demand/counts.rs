@@ -5,11 +5,12 @@ use std::collections::HashMap;
 use claimgate_shared::refusals::{Refused, UNKNOWN_CAMPAIGN};
 use claimgate_shared::{CampaignId, Code, Timestamp};
 
-/// Maximum number of entries for campaigns: enough for an hour in which SQL is unavailable, with four reasons each second.
+/// Maximum number of entries for campaigns: enough for an hour in which SQL is unavailable, with four reasons
+/// each second.
 const ENTRIES_MAX: usize = 16_384;
 
-/// Counts by campaign, reason and second. Unlike [`claimgate_shared::refusals::RefusalCounts`], whose entries are few, a count
-/// does not take longer with many campaigns.
+/// Counts by campaign, reason and second. Unlike [`claimgate_shared::refusals::RefusalCounts`], whose entries
+/// are few, a count does not take longer with many campaigns.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     campaigns: HashMap<CampaignId, Vec<Entry>>,
@@ -26,8 +27,8 @@ struct Entry {
 }
 
 impl Counts {
-    /// Counts a claim on `campaign` that was refused with `code` at `now`. Without room for a new entry, the claim is added to
-    /// another second of the same campaign and reason, or else to the unknown campaign.
+    /// Counts a claim on `campaign` that was refused with `code` at `now`. Without room for a new entry, the
+    /// claim is added to another second of the same campaign and reason, or else to the unknown campaign.
     pub fn count(&mut self, campaign: &CampaignId, code: Code, now: Timestamp) {
         let at_s = now.as_ms().div_euclid(1_000);
         let has_room = self.entries < ENTRIES_MAX;

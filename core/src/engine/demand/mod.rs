@@ -1,8 +1,8 @@
-//! The demand for campaigns: refused claims and the report. Counts the claims that this core refuses, takes the reports of
-//! edges, and writes both to SQL.
+//! The demand for campaigns: refused claims and the report. Counts the claims that this core refuses, takes
+//! the reports of edges, and writes both to SQL.
 //!
-//! A single writer writes all reports that arrived during its last transaction in the next one. So the cost in SQL does not
-//! grow with the number of edges, and no two transactions of a core wait for the same row.
+//! A single writer writes all reports that arrived during its last transaction in the next one. So the cost
+//! in SQL does not grow with the number of edges, and no two transactions of a core wait for the same row.
 
 mod counts;
 pub mod report;

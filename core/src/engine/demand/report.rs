@@ -60,8 +60,8 @@ impl Reports {
         })
     }
 
-    /// Returns claims and refusals of the campaign `id` in each second in which there were any, or in longer steps if there
-    /// would be too many. Returns the length of a step in seconds, and the steps.
+    /// Returns claims and refusals of the campaign `id` in each second in which there were any, or in longer
+    /// steps if there would be too many. Returns the length of a step in seconds, and the steps.
     pub async fn demand_steps(&self, id: &CampaignId) -> Result<(i64, Vec<Step>), EngineError> {
         let id = self.stored(id).await?.id;
         let Some(span) = span(&self.sql.claim_totals(&id).await?, &self.sql.refusal_totals(&id).await?)

@@ -68,7 +68,8 @@ struct Counts {
 }
 
 impl ThisCore {
-    /// Creates the description of a core that starts now with `run`, displayed as `name`. `refusals` has the reports of edges.
+    /// Creates the description of a core that starts now with `run`, displayed as `name`. `refusals` has the
+    /// reports of edges.
     pub fn starting(run: CoreRun, name: String, refusals: Refusals) -> Self {
         Self { run, name, started_at: clock::now(), refusals }
     }

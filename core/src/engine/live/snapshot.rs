@@ -124,8 +124,9 @@ impl Observer {
     }
 }
 
-/// Reads the cores and the recent changes from SQL; `None` while SQL is unavailable or slower than a snapshot may wait. A slow
-/// read continues for the next snapshot: if each were cancelled, with its connection, none would ever be complete.
+/// Reads the cores and the recent changes from SQL; `None` while SQL is unavailable or slower than a snapshot
+/// may wait. A slow read continues for the next snapshot: if each were cancelled, with its connection, none
+/// would ever be complete.
 async fn read_sql(
     reading: &mut Option<JoinHandle<Option<FromSql>>>,
     sql: &SqlStore,

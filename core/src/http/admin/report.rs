@@ -13,8 +13,8 @@ use crate::http::extract::{PathCampaign, json, prefers};
 use crate::report_page::page;
 use crate::store::sql::Step;
 
-/// Returns the report on a campaign's demand: as JSON; with `Accept: text/csv` as a line for each second in which a claim was
-/// made or refused; with `Accept: text/html` as a page with charts.
+/// Returns the report on a campaign's demand: as JSON; with `Accept: text/csv` as a line for each second in
+/// which a claim was made or refused; with `Accept: text/html` as a page with charts.
 #[utoipa::path(
     get, path = "/admin/v1/campaigns/{id}/report", tag = "admin", operation_id = "getReport",
     params(("id" = CampaignId, Path)),

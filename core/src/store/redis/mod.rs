@@ -439,8 +439,8 @@ impl RedisStore {
         Ok(page)
     }
 
-    /// Returns about a thousand claims with codes of a suspended campaign, and the cursor of the next page; a scan begins and
-    /// ends with 0. A claim may appear twice; unreadable codes are skipped.
+    /// Returns about a thousand claims with codes of a suspended campaign, and the cursor of the next page; a
+    /// scan begins and ends with 0. A claim may appear twice; unreadable codes are skipped.
     pub async fn codes_page(
         &self,
         session: &mut Session,

@@ -277,9 +277,9 @@ impl RedisStore {
         Ok(OutboxReader { session, required: Arc::clone(&self.required), consumer: consumer.to_owned() })
     }
 
-    /// Removes `entries` from the outbox after SQL has committed them, and stores the `codes` of their claims. `session` must belong to the server
-    /// that the entries were read from: a different server may have different entries under these ids.
-    /// Returns the number of events left.
+    /// Removes `entries` from the outbox after SQL has committed them, and stores the `codes` of their
+    /// claims. `session` must belong to the server that the entries were read from: a different server may
+    /// have different entries under these ids. Returns the number of events left.
     ///
     /// # Errors
     /// The entries may have been removed nevertheless.

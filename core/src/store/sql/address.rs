@@ -14,12 +14,13 @@ use crate::connect::connect;
 
 /// The port of PostgreSQL if the URL names none.
 const PORT: u16 = 5432;
-/// The time after which the other addresses of the name are tried as well. The driver itself has to begin: it presents the
-/// name to the server, which some servers need and `sslmode=verify-full` compares with the certificate.
+/// The time after which the other addresses of the name are tried as well. The driver itself has to begin: it
+/// presents the name to the server, which some servers need and `sslmode=verify-full` compares with the
+/// certificate.
 const NAME_ONLY: Duration = Duration::from_millis(500);
 
-/// Opens a connection to the database at `url`. If the server's name has several addresses and the driver is still waiting
-/// for one of them, opens a connection at the first address that answers.
+/// Opens a connection to the database at `url`. If the server's name has several addresses and the driver is
+/// still waiting for one of them, opens a connection at the first address that answers.
 pub(super) async fn open(url: &str) -> Result<AnyConnection, Error> {
     let mut by_name = pin!(AnyConnection::connect(url));
     if let Ok(opened) = timeout(NAME_ONLY, &mut by_name).await {

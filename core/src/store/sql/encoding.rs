@@ -4,8 +4,9 @@ use sqlx::{AnyConnection, Error};
 
 use super::SqlError;
 
-/// Returns what is wrong with the encoding of a PostgreSQL database; `None` for UTF-8, and for `SQL_ASCII`, which stores
-/// bytes unchanged. Other encodings lack characters: a name in Chinese would be refused, and so would migrations.
+/// Returns what is wrong with the encoding of a PostgreSQL database; `None` for UTF-8, and for `SQL_ASCII`,
+/// which stores bytes unchanged. Other encodings lack characters: a name in Chinese would be refused, and so
+/// would migrations.
 pub(crate) async fn problem(connection: &mut AnyConnection) -> Result<Option<String>, Error> {
     let encoding: String =
         sqlx::query_scalar("SELECT current_setting('server_encoding')").fetch_one(connection).await?;

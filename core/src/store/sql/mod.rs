@@ -199,8 +199,8 @@ impl SqlStore {
         Self::on(Arc::new(Server::at(url)), server::is_file(url).then(Writer::default))
     }
 
-    /// Connects and runs the migrations. Waits up to 5 s for a server that is starting or restarting, and up to a minute
-    /// for a SQLite file on a slow disk.
+    /// Connects and runs the migrations. Waits up to 5 s for a server that is starting or restarting, and up
+    /// to a minute for a SQLite file on a slow disk.
     pub async fn open(url: &str) -> Result<Self, SqlError> {
         let sql = Self::without_migrating(url);
         let limit = if sql.is_sqlite() { SQLITE_START_MAX } else { START_MAX };

@@ -37,8 +37,8 @@ impl SqlStore {
         rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
     }
 
-    /// Adds the refusals of `reports`, except of reports that were added within the last hour, by any core. Returns for each
-    /// report whether it was added.
+    /// Adds the refusals of `reports`, except of reports that were added within the last hour, by any core.
+    /// Returns for each report whether it was added.
     ///
     /// # Errors
     /// The reports may have been added. It is safe to repeat the call.

@@ -108,8 +108,8 @@ impl SqlStore {
         })
     }
 
-    /// Returns claims and refusals from the second `from_s` to before `to_s`, in steps of `each_s` seconds, without empty
-    /// steps.
+    /// Returns claims and refusals from the second `from_s` to before `to_s`, in steps of `each_s` seconds,
+    /// without empty steps.
     pub(crate) async fn demand_steps(
         &self,
         campaign: &CampaignId,

@@ -227,8 +227,8 @@ statements! {
         AND change_number >= $4 AND (SELECT 1 FROM claims WHERE campaign_id = campaigns.id \
         AND (SUBSTR(user_id, 1, LENGTH($2)) <> $2 OR LENGTH(user_id) <> $3) ORDER BY user_id LIMIT 1) IS NOT NULL ORDER BY id LIMIT 1";
 
-    /// Claims that were made, without those that SQL has refused: their number, users and units, the first and the last, and
-    /// the first that took the last unit.
+    /// Claims that were made, without those that SQL has refused: their number, users and units, the first
+    /// and the last, and the first that took the last unit.
     REPORT_TOTALS = "SELECT COUNT(*), COUNT(DISTINCT user_id), CAST(COALESCE(SUM(quantity), 0) AS BIGINT), \
         MIN(claimed_at), MAX(claimed_at), MIN(CASE WHEN cumulative_taken >= limit_at_decision THEN claimed_at END) \
         FROM claims WHERE campaign_id = $1 AND status <> 'revoked'";

@@ -43,8 +43,8 @@ impl SqlStore {
         row.as_ref().map(read).transpose()
     }
 
-    /// Pins `scheme` unless a scheme is pinned already. Rejects it if a campaign that has changed after `checked`, such as one
-    /// that was opened again, has claims under other user ids.
+    /// Pins `scheme` unless a scheme is pinned already. Rejects it if a campaign that has changed after
+    /// `checked`, such as one that was opened again, has claims under other user ids.
     pub(crate) async fn pin_user_ids(
         &self,
         scheme: Scheme,
