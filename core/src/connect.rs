@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_last_error_is_returned_once_all_addresses_failed() {
+    async fn the_last_error_is_returned_when_all_addresses_failed() {
         let unused = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
         let error = connect(&[unused, unused]).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);

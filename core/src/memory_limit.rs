@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_groups_has_its_memory() {
+    fn without_cgroup_limits_the_limit_is_the_machines_memory() {
         assert_eq!(limit(&[]), found(24 * MIB, "/proc/meminfo"));
         let unlimited = [
             ("proc/self/cgroup", "0::/user.slice\n"),

@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rule_has_one_form_in_json() {
+    fn pass_rules_have_one_json_form() {
         let until = PassRule::Until { until: Timestamp::from_ms(10_000).unwrap() };
         for (rule, json) in [
             (PassRule::Always, r#"{"required":"always"}"#),

@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn the_claim_must_be_there_once_and_be_a_text() {
+    fn the_user_id_claim_must_occur_once_and_be_a_string() {
         let rule = UserIdRule::hmac("email", ISSUER, key());
         let value = |payload: &str| rule.claim_value(payload.as_bytes());
         assert_eq!(value(r#"{"sub":"a","email":"zo\u00eb@x","x":{"email":1}}"#), Some("zoë@x".to_owned()));

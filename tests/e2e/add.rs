@@ -142,13 +142,13 @@ async fn concurrent_changes_all_count(core: &Core, sql: &Sql) {
 }
 
 #[tokio::test]
-async fn concurrent_changes_all_count_on_sqlite() {
+async fn all_concurrent_changes_take_effect_on_sqlite() {
     let core = Core::start().await;
     concurrent_changes_all_count(&core, &core.sql()).await;
 }
 
 #[tokio::test]
-async fn concurrent_changes_all_count_on_postgres() {
+async fn all_concurrent_changes_take_effect_on_postgres() {
     if let Some((core, sql, _postgres)) = on_postgres("additions on PostgreSQL", CoreOptions::default()).await
     {
         concurrent_changes_all_count(&core, &sql).await;

@@ -198,7 +198,7 @@ async fn tls_requires_a_trusted_certificate() {
 }
 
 #[tokio::test]
-async fn a_core_of_another_installation_is_not_drilled() {
+async fn the_drill_rejects_a_core_of_another_installation() {
     let (core, other) = (Core::start().await, Core::start().await);
     run_against(&core, &["drill", &other.url("")]).await.ended(2).one_line("unauthenticated");
 }

@@ -193,7 +193,7 @@ fn release_notes(version: &str, changelog: &str) -> Output {
 }
 
 #[test]
-fn release_notes_are_the_section_of_the_changelog() {
+fn release_notes_are_the_versions_changelog_section() {
     let changelog = "# Changelog\n\n## Unreleased\n\n## [1.10.0] - 2026-12-01\n\n### Added\n\n- Ten.\n\n## 1.1.0 - 2026-11-01\n\n- One.\n";
     for (version, notes) in [("v1.10.0", "### Added\n\n- Ten.\n"), ("1.1.0", "- One.\n")] {
         let output = release_notes(version, changelog);

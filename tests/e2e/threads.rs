@@ -106,7 +106,7 @@ async fn a_redis_restart_ends_the_connections_of_every_thread() {
 }
 
 #[tokio::test]
-async fn a_campaign_is_synchronized_once_on_each_run_of_redis() {
+async fn a_campaign_is_synchronized_once_per_run_of_redis() {
     only_on!(ONE_SERVER, "the server becomes a replica");
     let threads = Threads::start(redis().await, "").await;
     let handle = threads.campaign(10).await;

@@ -65,7 +65,7 @@ pub async fn import(core: &Core, campaign: &str, csv: &str) -> Reply {
 }
 
 #[tokio::test]
-async fn an_edge_with_another_setting_gets_an_error_naming_both() {
+async fn an_edge_with_different_settings_gets_an_error_naming_both() {
     let core = pinned().await;
     assert_eq!(user_ids(&core).await["user_ids"], PINNED);
     let own = claim_id("demo", ALICE, "k");
@@ -92,7 +92,7 @@ async fn an_edge_with_another_setting_gets_an_error_naming_both() {
 }
 
 #[tokio::test]
-async fn the_error_for_a_back_ends_verbatim_id_names_the_pinned_ids() {
+async fn the_error_for_a_verbatim_id_names_the_pinned_scheme() {
     let core = pinned().await;
     let refused = core.claim("demo", "alice", "k").await.refused(503, "user_ids_differ");
     assert!(refused.json()["detail"].as_str().unwrap().contains(PINNED));
@@ -126,7 +126,7 @@ async fn a_drill_of_core_uses_ids_of_the_pinned_scheme() {
 }
 
 #[tokio::test]
-async fn an_import_names_the_first_line_with_another_id() {
+async fn an_import_names_the_first_line_with_an_id_of_another_scheme() {
     let core = pinned().await;
     core.create_with(campaign("later", json!({"total": 10}))).await;
     core.set_admin_state("later", "pause").await.expect(200);
@@ -208,7 +208,7 @@ async fn user_ids_change_only_while_all_campaigns_are_over() {
 
 /// A change that leaves a campaign over must not make a later one possible that opens it.
 #[tokio::test]
-async fn no_detour_opens_a_campaign_of_former_user_ids() {
+async fn a_campaign_of_a_former_scheme_cannot_be_reopened() {
     let core = pinned().await;
     core.patch("demo", json!({"ends_at": from_now(-2)})).await.expect(200);
     set(&core, "hmac:PBjTMm").await.expect(200);
@@ -229,7 +229,7 @@ async fn no_detour_opens_a_campaign_of_former_user_ids() {
 }
 
 #[tokio::test]
-async fn a_malformed_scheme_is_no_signature() {
+async fn a_malformed_or_altered_scheme_is_rejected() {
     let core = pinned().await;
     for bad in ["hmac:VR1TK", "VR1TK4", "HMAC:VR1TK4", "pass:shown"] {
         edge_claim(&core, bad, "demo", ALICE, "k").await.refused(401, "unauthenticated");

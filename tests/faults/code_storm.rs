@@ -43,7 +43,7 @@ async fn two_cores_give_no_code_twice_while_processes_are_killed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_core_gives_no_code_twice_while_processes_are_killed() {
+async fn no_code_is_assigned_twice_by_one_core_with_processes_killed() {
     let row = Row::begin("codes: processes killed under load; one core, managed Redis, SQLite");
     let _turn = heavy().await;
     rounds(Fixture::managed().await, row).await;

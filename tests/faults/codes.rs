@@ -262,7 +262,7 @@ async fn codes_are_shown_from_redis_while_it_has_the_campaign() {
 
 /// SQL loses the claims after their codes were shown.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sql_that_forgets_claims_gives_no_code_twice() {
+async fn no_code_is_assigned_twice_if_sql_loses_claims() {
     let row = Row::begin("codes: SQL loses claims whose codes were shown");
     let mut survived = 0;
     for fixture in Fixture::on_both_databases().await {
@@ -286,7 +286,7 @@ async fn sql_that_forgets_claims_gives_no_code_twice() {
 
 /// SQL loses an upload whose codes were shown to claims that had waited for them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sql_that_forgets_an_upload_gives_no_code_twice() {
+async fn no_code_is_assigned_twice_if_sql_loses_an_upload() {
     let row = Row::begin("codes: SQL loses an upload whose codes were shown");
     let mut survived = 0;
     for fixture in Fixture::on_both_databases().await {
@@ -346,7 +346,7 @@ async fn an_upload_of_which_sql_forgets_a_part_is_not_acknowledged() {
 
 /// SQL loses the first part of a file while the rest is added, after claims that waited were shown its codes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sql_that_forgets_a_part_of_an_upload_gives_no_code_twice() {
+async fn no_code_is_assigned_twice_if_sql_loses_part_of_an_upload() {
     let row = Row::begin("codes: SQL loses a part of a file whose codes were shown");
     let Some(fixture) = row.needs(Fixture::on_postgres(true).await) else { return };
     let core = &fixture.core;

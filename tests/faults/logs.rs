@@ -240,7 +240,7 @@ pub async fn until_lines_are_lost(core: &Core) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lost_lines_are_reported_once_the_log_is_read_again() {
+async fn lost_lines_are_reported_when_the_log_is_read_again() {
     only_on!(OWN, "the log does not depend on the servers");
     let row = Row::begin("logs: the reader returns");
     let (mut reader, writer) = full_pipe(false);

@@ -161,7 +161,7 @@ async fn rows_lost_with_their_epoch_are_not_granted_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rows_lost_by_sql_survive_an_eviction() {
+async fn rows_lost_by_sql_are_rewritten_before_an_eviction() {
     let row = Row::begin("SQL has lost rows: eviction");
     let options = CoreOptions::default().with("CLAIMGATE_ARCHIVE_AFTER_S", "1");
     let fixture = Fixture::managed_with(options).await;
@@ -307,7 +307,7 @@ async fn lost_events(core: &Core) -> u64 {
 
 /// PostgreSQL is replaced by a copy that lacks the last commits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rows_lost_by_sql_are_reported_once_it_is_back() {
+async fn rows_lost_by_sql_are_reported_when_it_is_back() {
     let row = Row::begin("SQL has lost rows: reported");
     let Some(mut fixture) = row.needs(Fixture::on_postgres(true).await) else { return };
     let checker = Checker::create(&fixture.core, "demo", LIMITS).await;
@@ -437,7 +437,7 @@ async fn a_second_core_with_a_different_redis_server_is_rejected() {
 
 /// A restored or replaced Redis server takes over automatically; `--take-over` makes that immediate.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_new_redis_server_serves_once_the_old_one_is_unused() {
+async fn a_new_redis_server_serves_when_no_core_uses_the_old_one() {
     only_on!(OWN, "each core needs its own Redis");
     let row = Row::begin("a replaced Redis on the same PostgreSQL");
     let Some(mut fixture) = row.needs(Fixture::on_postgres(true).await) else { return };

@@ -162,7 +162,7 @@ async fn a_promoted_server_outside_the_set_stays_closed() {
 
 /// A dead evictor leaves keys in Redis, which a failover could bring back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_eviction_completes_once_a_replica_has_it() {
+async fn an_eviction_completes_when_a_replica_has_it() {
     only_on!(OWN, "it starts its own servers");
     let kind = Kind::from_env();
     let row = Row::begin_on(kind, "replicas: stopped during the removal of an evicted campaign's keys");

@@ -36,19 +36,19 @@ async fn cut_at(row: Row, cut: Cut, times: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_cut_before_the_request_makes_one_claim() {
+async fn a_claim_counts_once_if_its_connection_breaks_early() {
     only_on!(ONE_SERVER, "the proxy supports only one server");
     cut_at(Row::begin("cut before the request"), Cut::BeforeRequest, 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_cut_after_the_request_makes_one_claim() {
+async fn a_claim_counts_once_if_its_connection_breaks_late() {
     only_on!(ONE_SERVER, "the proxy supports only one server");
     cut_at(Row::begin("cut after the request"), Cut::AfterRequest, 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_cut_in_the_reply_makes_one_claim() {
+async fn a_claim_counts_once_if_the_reply_breaks_off() {
     only_on!(ONE_SERVER, "the proxy supports only one server");
     cut_at(Row::begin("cut in the middle of the reply"), Cut::MidReply(30), 3).await;
 }

@@ -57,7 +57,7 @@ async fn the_system_agrees_with_the_model() {
 
 /// A machine that stands still for a second does not count as a difference.
 #[tokio::test(flavor = "current_thread")]
-async fn a_late_answer_of_redis_is_no_difference() {
+async fn a_late_answer_of_redis_is_not_a_difference() {
     let played = run::play_with_stalls(STALLED_SEED, 800, 10).await;
     let played = played.unwrap_or_else(|failed| panic!("{failed}"));
     assert!(played.unanswered > 3, "{played:?}");

@@ -311,13 +311,13 @@ defect permits_for_unauthenticated core/src/http/middleware.rs \
 # One user never gets two allowances.
 defect reopened_after_new_user_ids core/src/domain/user_ids.rs \
     '!was_over(before) || was_over(after)' 'true' \
-    e2e user_ids::no_detour_opens
+    e2e user_ids::a_campaign_of_a_former_scheme
 defect pin_ignores_a_reopened_campaign core/src/store/sql/user_ids.rs \
     'scheme, checked.next(), by.at)' 'scheme, ChangeNumber::new(u64::MAX >> 1), by.at)' \
     interleavings user_ids_are_never_pinned
 defect edges_of_any_scheme core/src/engine/user_ids.rs \
     'Some(edge) => Err(self.rejected(UserIdsDiffer::Edge { edge, pinned })),' 'Some(_) => Ok(()),' \
-    e2e user_ids::an_edge_with_another_setting
+    e2e user_ids::an_edge_with_different_settings
 
 # A claim needs a pass as long as the rule says, and a winner's retry never does.
 defect pass_not_required lua/claim.lua \
@@ -367,7 +367,7 @@ defect late_acknowledgement_replaces_codes lua/ack.lua \
     interleavings a_late_acknowledgement
 defect numbering_not_raised_by_a_restore core/src/store/sql/codes.rs \
     'let assigned = stock.assigned.max(*highest);' 'let assigned = stock.assigned;' \
-    faults codes::sql_that_forgets_claims
+    faults codes::no_code_is_assigned_twice_if_sql_loses_claims
 defect revoked_claims_get_codes core/src/store/sql/outbox_writer.rs \
     '&& row.epoch >= locked.epoch' '' \
     interleavings a_revoked_claim_gets_no_code
@@ -379,13 +379,13 @@ defect codes_not_loaded core/src/engine/lifecycle/recovery.rs \
     faults codes::codes_survive
 defect lost_codes_given_again core/src/engine/lifecycle/recovery.rs \
     'self.restore_codes(handle).await?;' '' \
-    faults codes::sql_that_forgets_an_upload
+    faults codes::no_code_is_assigned_twice_if_sql_loses_an_upload
 defect forgotten_codes_acknowledged core/src/store/sql/codes.rs \
     'upload.last.is_some_and(|last| !known.contains_key(last))' 'false' \
     faults codes::an_upload_of_which
 defect shown_codes_not_recorded core/src/store/sql/codes.rs \
     'is_last || gives_codes' 'is_last' \
-    faults codes::sql_that_forgets_a_part
+    faults codes::no_code_is_assigned_twice_if_sql_loses_part
 defect codes_given_after_a_reload core/src/engine/stores.rs \
     'let target = handle.target(campaign);' 'let campaign = handle.campaign(); let target = handle.target(&campaign);' \
     interleavings codes_read_before_a_reload

@@ -292,7 +292,7 @@ mod tests {
         }
 
         #[test]
-        fn a_moved_claim_carries_its_user(record in any_record()) {
+        fn a_claim_outside_the_record_includes_its_user(record in any_record()) {
             let moved = [written(&record), b"alice".to_vec()].concat();
             prop_assert_eq!(moved_claim(&moved), Some(("alice".parse().unwrap(), record)));
             prop_assert_eq!(moved_claim(&moved[..ClaimRecord::BYTES]), None, "a claim without its user");

@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn another_header_contains_only_the_token() {
+    fn a_custom_header_contains_only_the_token() {
         let header = TokenHeader::Named("Cf-Access-Jwt-Assertion".to_owned());
         assert_eq!(header.token(Some("a.b.c")), Ok("a.b.c"));
         for value in [None, Some("")] {

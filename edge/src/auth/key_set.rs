@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn another_document_is_not_a_key_set() {
+    fn a_malformed_key_set_is_rejected() {
         for text in ["", "{}", "[]", r#"{"keys":{}}"#, r#"{"keys":[]"#, r#"{"keys":[],"keys":[]}"#, "<html>"]
         {
             assert!(KeySet::parse(text.as_bytes(), None).is_err(), "{text}");

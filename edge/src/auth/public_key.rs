@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn another_text_is_not_a_public_key() {
+    fn other_text_is_rejected_as_a_public_key() {
         for text in ["-----BEGIN PRIVATE KEY-----", "{\"kty\":\"OKP\"}", "a b-c_"] {
             assert_eq!(read(text), Err(PemError), "{text}");
         }

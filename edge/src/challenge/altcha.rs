@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_challenge_is_that_of_altchas_own_library() {
+    fn challenges_equal_those_of_altchas_library() {
         let theirs = theirs();
         assert_eq!(check_at(&theirs, &data("spring", "alice"), 0), Ok(()));
         let challenge: AltchaChallenge = serde_json::from_value(theirs["challenge"].clone()).unwrap();

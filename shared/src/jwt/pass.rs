@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pass_for_something_else_is_rejected() {
+    fn a_pass_for_another_user_or_campaign_is_rejected() {
         let bob = Pass { user: "bob".parse().unwrap(), ..pass() }.sign(&key()).unwrap();
         assert_eq!(shown_at(&bob, at(NOW_S)), Err(TokenError::User.into()), "without the other user's id");
         let autumn = Pass { campaign: "autumn".parse().unwrap(), ..pass() }.sign(&key()).unwrap();

@@ -102,7 +102,7 @@ fn a_solved_challenge_gives_a_pass_for_its_user_and_campaign() {
 }
 
 #[test]
-fn a_wrong_or_foreign_solution_gives_no_pass() {
+fn a_wrong_or_foreign_solution_gets_an_error() {
     run(async {
         let world = altcha_world("edge-altcha-wrong", "test").await;
         for campaign in ["altcha", "altcha-2"] {
@@ -196,7 +196,7 @@ fn challenges_are_rate_limited_by_user() {
 }
 
 #[test]
-fn an_edge_without_challenges_gives_no_passes() {
+fn an_edge_without_challenges_issues_no_passes() {
     run(async {
         let world = super::open_world().await;
         world.core.create("no-challenge", json!({"total": 1})).await;

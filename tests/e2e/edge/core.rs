@@ -141,7 +141,7 @@ async fn campaign(world: &World, id: &str) {
 }
 
 #[test]
-fn with_core_killed_every_answer_is_a_grant_or_a_503() {
+fn a_killed_core_causes_only_grants_and_503s() {
     run_alone(async {
         let mut world = world().await;
         campaign(&world, "killed").await;
@@ -169,7 +169,7 @@ fn with_core_killed_every_answer_is_a_grant_or_a_503() {
 }
 
 #[test]
-fn with_core_stalled_every_answer_is_a_grant_or_a_503() {
+fn a_stalled_core_causes_only_grants_and_503s() {
     run_alone(async {
         let world = world().await;
         campaign(&world, "stalled").await;
@@ -263,7 +263,7 @@ fn the_log_contains_no_user_data() {
 }
 
 #[test]
-fn with_core_slow_every_answer_is_a_grant_or_a_503() {
+fn a_slow_core_causes_only_grants_and_503s() {
     run_alone(async {
         let world = world().await;
         campaign(&world, "slow").await;

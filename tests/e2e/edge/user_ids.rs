@@ -158,32 +158,32 @@ fn key_of(secret: &str) -> SecretKey {
 }
 
 #[test]
-fn hmac_after_verbatim_grants_no_second_allowance() {
+fn hmac_after_verbatim_does_not_renew_the_allowance() {
     let scheme = rule().scheme().to_string();
     run(rejects_change("to-hmac", &[], &SETTINGS, "claimgate", &scheme));
 }
 
 #[test]
-fn verbatim_after_hmac_grants_no_second_allowance() {
+fn verbatim_after_hmac_does_not_renew_the_allowance() {
     let scheme = UserIdRule::verbatim("sub", "claimgate").scheme().to_string();
     run(rejects_change("to-verbatim", &SETTINGS, &[], "claimgate", &scheme));
 }
 
 #[test]
-fn another_claim_grants_no_second_allowance() {
+fn a_changed_token_claim_does_not_renew_the_allowance() {
     let changed = [&SETTINGS[..], &[("USER_ID_CLAIM", "email")]].concat();
     let scheme = UserIdRule::hmac("email", "claimgate", key_of(SECRET)).scheme().to_string();
     run(async { rejects_change("claim", &SETTINGS, &changed, "claimgate", &scheme).await });
 }
 
 #[test]
-fn another_verbatim_claim_grants_no_second_allowance() {
+fn a_changed_verbatim_claim_does_not_renew_the_allowance() {
     let scheme = UserIdRule::verbatim("oid", "claimgate").scheme().to_string();
     run(rejects_change("verbatim-claim", &[], &[("USER_ID_CLAIM", "oid")], "claimgate", &scheme));
 }
 
 #[test]
-fn another_issuer_grants_no_second_allowance() {
+fn a_changed_issuer_does_not_renew_the_allowance() {
     const ISSUER: &str = "https://other.example/";
     let changed = [&SETTINGS[..], &[("USER_JWT_ISS", ISSUER)]].concat();
     let scheme = UserIdRule::hmac("sub", ISSUER, key_of(SECRET)).scheme().to_string();
@@ -191,14 +191,14 @@ fn another_issuer_grants_no_second_allowance() {
 }
 
 #[test]
-fn another_key_grants_no_second_allowance() {
+fn a_changed_user_id_key_does_not_renew_the_allowance() {
     let changed = [("USER_ID_FORM", "hmac"), ("USER_ID_KEY", OTHER_SECRET)];
     let scheme = UserIdRule::hmac("sub", "claimgate", key_of(OTHER_SECRET)).scheme().to_string();
     run(async { rejects_change("key", &SETTINGS, &changed, "claimgate", &scheme).await });
 }
 
 #[test]
-fn verbatim_ids_of_a_back_end_grant_no_second_allowance() {
+fn verbatim_ids_of_a_back_end_do_not_renew_the_allowance() {
     run(async {
         let world = claimed("user-ids-back-end", &SETTINGS).await;
         let pinned = pinned(&world).await;
@@ -217,7 +217,7 @@ fn verbatim_ids_of_a_back_end_grant_no_second_allowance() {
 }
 
 #[test]
-fn imported_verbatim_ids_grant_no_second_allowance() {
+fn imported_verbatim_ids_do_not_renew_the_allowance() {
     run(async {
         let world = claimed("user-ids-import", &SETTINGS).await;
         let pinned = pinned(&world).await;
@@ -233,7 +233,7 @@ fn imported_verbatim_ids_grant_no_second_allowance() {
 }
 
 #[test]
-fn a_drill_of_the_edge_needs_the_key_of_user_ids() {
+fn a_drill_through_the_edge_needs_the_user_id_key() {
     run(async {
         let world = World::start(Runtime::from_env(), "edge-user-ids-drill", "test", &SETTINGS).await;
         let (listen, admin) = (world.core.listen().to_string(), world.core.admin_listen().to_string());

@@ -10,7 +10,7 @@ use crate::edge::run;
 const SECRET: &str = "AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyA";
 
 #[test]
-fn each_kind_issues_the_challenge_shown() {
+fn each_kind_issues_the_documented_challenge() {
     run(async {
         let mut shown = Examples::of("docs/challenges.md");
         let altcha = (shown.next("CHALLENGE=altcha"), r#"{"altcha""#);

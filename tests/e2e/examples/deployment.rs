@@ -101,7 +101,7 @@ async fn doctor_accepts_the_documented_redis_settings() {
 }
 
 #[tokio::test]
-async fn a_new_edge_key_made_as_shown_is_accepted() {
+async fn an_edge_key_generated_as_documented_is_accepted() {
     let directory = tempfile::tempdir().unwrap();
     let key = ExampleShell::at(directory.path()).run(&Shown::read().key).await.ended(0).out;
     CoreOptions::default().with("CLAIMGATE_EDGE_KEYS", key.trim()).start().await;

@@ -9,8 +9,8 @@ use support::stand_in::{Canned, StandIn};
 use crate::page::in_browser;
 
 #[test]
-fn the_examples_for_own_pages_make_a_page() {
-    in_browser("the_examples_for_own_pages_make_a_page", async {
+fn the_embedding_examples_work_as_a_page() {
+    in_browser("the_embedding_examples_work_as_a_page", async {
         let mut document = Examples::of("docs/embedding.md");
         let allowed = document.next("CORS_ORIGINS = ");
         let button = document.next("<script type=\"module\" src=");

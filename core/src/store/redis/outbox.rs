@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_reads_as_the_script_packs_it() {
+    fn an_event_packed_as_by_the_script_is_parsed() {
         let event = events("alice", &claim(1, 1, 2), at()).unwrap().remove(0);
         assert_eq!((event.user.as_str(), event.claim.quantity, event.claim.sequence), ("alice", 2, 17));
         assert_eq!((event.claim.status, event.claim.day), (ClaimStatus::Granted, 0x4d00));

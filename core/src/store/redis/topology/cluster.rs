@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_node_keeps_slots_only_against_older_epochs() {
+    fn an_unreachable_node_loses_slots_only_to_newer_epochs() {
         let known = Map::of(&[view(2, 5, &[(16383, 2)])], &Map::default());
         assert_eq!(
             ends(&Map::of(&[view(1, 4, &[(16383, 1)])], &known)),
