@@ -186,7 +186,7 @@ export class ClaimgateButton extends HTMLElement {
 		this.#render();
 	}
 
-	// Repeats a claim whose outcome is unknown, or else reads the user's claims.
+	// Retries a claim whose outcome is unknown, or else reads the user's claims.
 	async #resume(signal) {
 		const isPending = await this.#client.isPending(this.campaign).catch(() => null); // the page's token function failed
 		if (signal.aborted) return;

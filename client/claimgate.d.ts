@@ -110,7 +110,7 @@ export type ServerCode =
  * The client's own codes:
  * - `network`: there was no response.
  * - `unexpected_answer`: the response is not from the server, such as a proxy's page.
- * - `claim_pending`: the outcome of a claim for another quantity is still unknown.
+ * - `claim_pending`: the outcome of a claim for a different quantity is still unknown.
  * - `user_changed`: another user signed in during a claim. The claim still belongs to the first user.
  * - `no_token`: the token function did not return within `tryMs`.
  * - `no_pass`: the pass function did not return within `deadlineMs`.

@@ -132,7 +132,7 @@ export class ClaimgateClient {
 		const old = this.#read(name);
 		const isOld = old?.quantity === quantity;
 		if (old && !isOld && !old.denied) {
-			const detail = `a claim with quantity ${old.quantity} is pending: repeat it before you claim another quantity`;
+			const detail = `a claim with quantity ${old.quantity} is pending: retry it before you claim a different quantity`;
 			throw Object.assign(new ClaimgateError({ code: "claim_pending", detail }), { outcomeUnknown: true });
 		}
 		const key = isOld ? old.key : fresh;

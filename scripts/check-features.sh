@@ -19,7 +19,7 @@ check() { # COMMAND OPTION... (of cargo tree)
     shift
     differ=$(features "$@" | comm -23 - "$all")
     [ -z "$differ" ] && return
-    printf '%s builds with other features than cargo test --workspace, see Cargo.toml:\n%s\n' "$command" "$differ"
+    printf '%s builds with features that differ from those of cargo test --workspace, see Cargo.toml:\n%s\n' "$command" "$differ"
     status=1
 }
 check "cargo build --bin claimgate" --edges normal,build

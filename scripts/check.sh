@@ -57,7 +57,7 @@ say features
 scripts/check-features.sh
 
 say clippy
-# Another version has other lints: only this one's are errors.
+# A different version has different lints: only this one's are errors.
 deny_warnings=()
 if [[ $(cargo clippy --version) == "clippy 0.1.$clippy_minor "* ]]; then
     deny_warnings=(-D warnings)

@@ -1,4 +1,4 @@
-//! The ids of the simulated users, which must be of the installation's scheme.
+//! The ids of the simulated users, which must be of the installation's user-id scheme.
 
 use claimgate_client::{Admin, RETRY_TIMEOUT, retry_until_decided};
 use claimgate_shared::user_id::{Form, Scheme, UserIdRule};
@@ -22,7 +22,7 @@ impl UserIds {
     /// Returns the ids for claims to core.
     ///
     /// # Errors
-    /// If core does not return its scheme.
+    /// If core does not return its user-id scheme.
     pub async fn at_core(admin: &Admin) -> Result<Self, DrillError> {
         let by_hmac = pinned(admin).await?.filter(|scheme| scheme.form() == Form::Hmac);
         Ok(by_hmac.map_or(Self::Verbatim, Self::Shaped))
@@ -73,7 +73,7 @@ impl UserIds {
     }
 }
 
-/// Returns the scheme that the database is pinned to; `None` also for cores of earlier versions.
+/// Returns the user-id scheme that the database is pinned to; `None` also for cores of earlier versions.
 async fn pinned(admin: &Admin) -> Result<Option<Scheme>, DrillError> {
     match retry_until_decided(RETRY_TIMEOUT, async || admin.user_ids().await).await {
         Ok(answer) => Ok(Scheme::deserialize(&answer.json["user_ids"]).ok()),

@@ -98,7 +98,7 @@ async function getPass() {
 	return loaded.state === "none" || loaded.current || loaded.get();
 }
 
-// Returns another pass than the one that the server did not accept.
+// Returns a new pass, not the one that the server rejected.
 async function renewPass() {
 	const loaded = await loadPasses();
 	loaded.drop();

@@ -345,7 +345,7 @@ impl Handler<'_> {
 /// A claim's pass after verification.
 type SentPass = Result<ShownPass, TokenRejection>;
 
-/// Returns the end of the detail of `pass_required` for a claim that came with an invalid pass.
+/// Returns the end of the detail of `pass_required` for a claim with an invalid pass.
 fn invalid_pass(why: &TokenRejection) -> String {
     format!("; the pass sent is invalid: {}", why.reason)
 }

@@ -1,4 +1,4 @@
-//! Requests to other servers than the cores: bounded in time and size, without redirects.
+//! Requests to servers other than the cores: bounded in time and size, without redirects.
 
 use wasm_bindgen::{JsCast, JsValue};
 use web_sys::{

@@ -201,7 +201,7 @@ func run(words []string) error {
 	if err := json.NewEncoder(os.Stdout).Encode(outcome); err != nil {
 		return err
 	}
-	if outcome.Outcome != "unknown" { // the outcome is shown: a crash before this line repeats the same claim
+	if outcome.Outcome != "unknown" { // the outcome is shown: after a crash before this line, the same claim is retried
 		return os.Remove(path)
 	}
 	return nil

@@ -182,7 +182,7 @@ public final class Claimgate {
                 : new Unknown(Problem.own("claim_pending", 0, "of quantity " + stored.request().quantity()));
         System.out.write((Json.write(outcome) + "\n").getBytes(StandardCharsets.UTF_8));
         System.out.flush();
-        if (!(outcome instanceof Unknown)) { // the outcome is shown: a crash before this line repeats the same claim
+        if (!(outcome instanceof Unknown)) { // the outcome is shown: after a crash before this line, the same claim is retried
             Files.deleteIfExists(path);
         }
     }

@@ -168,6 +168,6 @@ $outcome = $request['quantity'] === (int) $quantity
     ? $core->claim($request, $isNew)
     : new Outcome('unknown', problem: new Problem('claim_pending', detail: "of quantity {$request['quantity']}"));
 echo json_encode($outcome, JSON_UNESCAPED_UNICODE | JSON_UNESCAPED_SLASHES), "\n";
-if ($outcome->outcome !== 'unknown') { // the outcome is shown: a crash before this line repeats the same claim
+if ($outcome->outcome !== 'unknown') { // the outcome is shown: after a crash before this line, the same claim is retried
     unlink($path);
 }

@@ -156,7 +156,7 @@ def main(campaign, user, quantity="1"):
     else:
         outcome = Outcome("unknown", problem=Problem("claim_pending", detail=f"of quantity {request['quantity']}"))
     print(json.dumps(dataclasses.asdict(outcome)), flush=True)
-    if outcome.outcome != "unknown":  # the outcome is shown: a crash before this line repeats the same claim
+    if outcome.outcome != "unknown":  # the outcome is shown: after a crash before this line, the same claim is retried
         keys.remove(request)
 
 

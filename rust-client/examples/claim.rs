@@ -33,7 +33,7 @@ async fn main() -> Result<(), Failure> {
         json!({"outcome": "unknown", "problem": problem})
     };
     writeln!(io::stdout(), "{outcome}")?;
-    // The outcome is shown: a crash before this line repeats the same claim.
+    // The outcome is shown: after a crash before this line, the same claim is retried.
     if outcome["outcome"] != "unknown" {
         fs::remove_file(file)?;
     }

@@ -92,7 +92,7 @@ impl Admin {
         Ok(Self { listener: Listener::new(address)?, token: token.to_owned() })
     }
 
-    /// Retries calls that are safe to repeat as `retries` say: all but those documented as sent once.
+    /// Retries calls that are safe to retry as `retries` say: all but those documented as not retried.
     #[must_use]
     pub fn with_retries(mut self, retries: Retries) -> Self {
         self.listener.retries = retries;

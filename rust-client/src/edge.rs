@@ -25,7 +25,7 @@ impl Edge {
         Ok(Self { listener: Listener::new(address)? })
     }
 
-    /// Retries calls that are safe to repeat as `retries` say: all but [`Self::claim_once`].
+    /// Retries calls that are safe to retry as `retries` say: all but [`Self::claim_once`].
     #[must_use]
     pub fn with_retries(mut self, retries: Retries) -> Self {
         self.listener.retries = retries;

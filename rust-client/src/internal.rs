@@ -28,7 +28,8 @@ impl Internal {
         Ok(Self { listener: Listener::new(address)?, token: token.to_owned() })
     }
 
-    /// Retries calls that are safe to repeat as `retries` say: all but [`Self::ready`] and [`Self::claim_once`].
+    /// Retries calls that are safe to retry as `retries` say: all but [`Self::ready`] and
+    /// [`Self::claim_once`].
     #[must_use]
     pub fn with_retries(mut self, retries: Retries) -> Self {
         self.listener.retries = retries;
@@ -46,7 +47,7 @@ impl Internal {
     /// Claims, and retries with the same key while the outcome is unknown.
     ///
     /// # Errors
-    /// A denial, or the reason why the outcome is still unknown. Then the same call may be repeated at any
+    /// A denial, or the reason why the outcome is still unknown. Then the same call may be retried at any
     /// time.
     pub async fn claim(&self, call: &mut ClaimCall) -> Result<Answer<ClaimReply>, Error> {
         self.listener.retries.until_decided(async || self.claim_once(call).await).await

@@ -62,7 +62,7 @@ impl Listener {
         self.client.request(method, format!("{}{path}", self.address))
     }
 
-    /// Sends a request that is safe to repeat, and retries it until its outcome is known.
+    /// Sends an idempotent request, and retries it until its outcome is known.
     pub(crate) async fn send_until_decided<T: DeserializeOwned>(
         &self,
         request: RequestBuilder,

@@ -13,7 +13,7 @@ pub const RETRY_TIMEOUT: Duration = Duration::from_secs(10);
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
 
-/// How a client retries calls that are safe to repeat.
+/// How a client retries calls that are safe to retry.
 #[derive(Debug, Clone, Copy)]
 pub struct Retries {
     /// Time from the first try during which a call is retried.
@@ -63,7 +63,8 @@ impl Default for Retries {
 }
 
 /// Calls `call` until its outcome is known, for at most `timeout`. Retries after a lost response, a 408, 429
-/// or 5xx (but `not_configured` and `user_ids_differ`), not before `Retry-After`. `call` must be safe to repeat, as a claim with its key is.
+/// or 5xx (but `not_configured` and `user_ids_differ`), not before `Retry-After`. `call` must be safe to retry, as a
+/// claim with its key is.
 ///
 /// # Errors
 /// The error of the last try. If that try was not processed (`overloaded`, `not_configured`, 429, 401, no connection)

@@ -52,7 +52,7 @@ pub fn is_media_type(content_type: Option<&str>, media_type: &str) -> bool {
 }
 
 /// Returns the token of an `Authorization` header with the scheme `Bearer`, whose case is ignored (RFC 9110, 11.1),
-/// without spaces around it; `None` for another scheme or none.
+/// without spaces around it; `None` for a different scheme, or without one.
 pub fn bearer_token(value: &str) -> Option<&str> {
     let (scheme, token) = value.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then_some(token.trim_matches(' '))

@@ -91,7 +91,7 @@ mod schema {
     impl utoipa::ToSchema for super::PassRule {}
 }
 
-/// A valid pass that came with a claim: `shown`, or `shown:UNITS`.
+/// A valid pass that was sent with a claim: `shown`, or `shown:UNITS`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShownPass {
     /// The most units that the user may take in the whole campaign with this pass; `None` if only the campaign's limits

@@ -32,7 +32,7 @@ pub const CONTENT_SHA256_HEADER: &str = "x-claimgate-content-sha256";
 pub const IDEMPOTENCY_KEY_HEADER: &str = "x-claimgate-idempotency-key";
 /// The scheme of the edge's user ids, a [`crate::user_id::Scheme`]; only with a user.
 pub const USER_IDS_HEADER: &str = "x-claimgate-user-ids";
-/// The pass that the edge verified, a [`crate::ShownPass`]; absent if none came with the claim.
+/// The pass that the edge verified, a [`crate::ShownPass`]; absent if the claim has none.
 pub const PASS_HEADER: &str = "x-claimgate-pass";
 /// The signature, base64url without padding.
 pub const SIGNATURE_HEADER: &str = "x-claimgate-signature";
@@ -213,8 +213,8 @@ impl SignedParts<'_> {
             self.idempotency_key.as_bytes(),
         ];
         let mark = (self.attempt == Attempt::First).then_some(Attempt::FIRST.as_bytes());
-        // The fields from here on may be absent. Each begins with its name, so none can stand for another;
-        // only the mark, which is older, has no name.
+        // The fields from here on may be absent. Each begins with its name, so no field can be mistaken for
+        // another. Only the first-try mark has no name: it was defined earlier.
         let user_ids = (!self.user_ids.is_empty()).then(|| [USER_IDS_FIELD, self.user_ids].concat());
         let pass = (!self.pass.is_empty()).then(|| [PASS_FIELD, self.pass].concat());
         let named = [user_ids.as_deref(), pass.as_deref()].into_iter().flatten().map(str::as_bytes);

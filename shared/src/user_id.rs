@@ -1,8 +1,8 @@
 //! Derives a user's id from the user's token.
 //!
-//! A deployment has one scheme: the form of its ids, the claim that they are derived from, the tokens' issuer, and the
-//! key. Another scheme gives every user another id, and with it a second allowance. So the edge names its scheme by a
-//! fingerprint, and core rejects claims under another one.
+//! A deployment has one scheme: the form of its ids, the token claim that they are derived from, the tokens'
+//! issuer, and the key. With a different scheme, every user gets a new id, and with it a second allowance. So
+//! the edge names its scheme by a fingerprint, and core rejects claims under a different scheme.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,7 +18,7 @@ use crate::ids::IdError;
 use crate::json_member::member;
 use crate::signature::SecretKey;
 
-/// The claim that holds the user's id, unless the deployment names another.
+/// The token claim that holds the user's id, unless the deployment names a different one.
 pub const DEFAULT_CLAIM: &str = "sub";
 
 /// Length of a fingerprint, in characters of base64url.
@@ -29,9 +29,9 @@ const MAC_CHARACTERS: usize = 43;
 /// The form of a deployment's user ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
-    /// The claim's value itself.
+    /// The token claim's value, unchanged.
     Verbatim,
-    /// An HMAC of the claim's value: fits every provider, and hides the value.
+    /// An HMAC of the token claim's value: fits every provider, and hides the value.
     Hmac,
 }
 
@@ -158,7 +158,7 @@ mod schema {
 pub struct UserIdRule {
     claim: String,
     issuer: String,
-    /// `None` for ids that are the claim's value.
+    /// `None` for ids that are the token claim's value.
     key: Option<SecretKey>,
     scheme: Scheme,
 }
@@ -180,7 +180,7 @@ impl UserIdRule {
         Self { claim: claim.to_owned(), issuer: issuer.to_owned(), key, scheme: Scheme { form, fingerprint } }
     }
 
-    /// Returns the name of the claim that ids are derived from.
+    /// Returns the name of the token claim that ids are derived from.
     pub fn claim(&self) -> &str {
         &self.claim
     }

@@ -189,7 +189,7 @@ impl CoreClient {
         self.admin_post(&format!("/admin/v1/campaigns/{id}/{verb}")).await
     }
 
-    /// Changes a campaign at its current version. If the outcome is unknown, repeats the change at the
+    /// Changes a campaign at its current version. If the outcome is unknown, retries the change at the
     /// version found then.
     pub async fn patch(&self, id: &str, mut change: Value) -> Reply {
         let path = format!("/admin/v1/campaigns/{id}");

@@ -283,7 +283,7 @@ impl SentinelSet {
     pub async fn fail_over(&self) -> usize {
         let (sentinel, before) = (&self.sentinels[0], self.named_by(&self.sentinels[0]).await);
         let view = sentinel.view().await;
-        // A sentinel aborts a failover whose replica takes too long; the request is then repeated.
+        // A sentinel aborts a failover whose replica takes too long; the request is then sent again.
         eventually(SOON, || async {
             let monitored = sentinel.monitored().await;
             let is_done = self.index_in(&monitored) != before;

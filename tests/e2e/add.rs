@@ -155,7 +155,8 @@ async fn all_concurrent_changes_take_effect_on_postgres() {
     }
 }
 
-/// Repeats the call until the answer is not a 503: under load, the database may exceed the deadline of a call.
+/// Retries the call until the answer is not a 503: under load, the database may exceed the deadline of a
+/// call.
 async fn until_answered<F: Future<Output = Reply>>(call: impl Fn() -> F) -> Reply {
     eventually(SOON, || async {
         let reply = call().await;

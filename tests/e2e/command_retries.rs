@@ -40,7 +40,7 @@ async fn a_call_that_is_safe_to_repeat_is_repeated_and_says_so() {
 }
 
 #[tokio::test]
-async fn an_unanswered_call_is_repeated_for_thirty_seconds() {
+async fn an_unanswered_call_is_retried_for_thirty_seconds() {
     let core = Core::start().await;
     let redis = core.redis_pid().await;
     signal_pid(redis, Signal::STOP);

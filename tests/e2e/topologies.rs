@@ -18,7 +18,8 @@ use support::{Core, CoreOptions, RedisServer, SOON, binary, eventually, promised
 /// Appears only in addresses, so that leaks can be detected.
 const PASSWORD: &str = "the-password-in-the-address";
 
-/// Time limit until a running core exits because Redis has another layout: core checks the layout once a second.
+/// Time limit until a running core exits because Redis has a different layout: core checks the layout once a
+/// second.
 const STOPPED_MAX: Duration = Duration::from_secs(3);
 
 /// Starts a server whose user `core` has [`PASSWORD`], and returns its URL.

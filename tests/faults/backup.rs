@@ -226,7 +226,7 @@ async fn a_restored_postgres_backup_has_all_its_claims() {
     let port = address.port().to_string();
     let server = RedisServer::start_with(&[("bind", &address.ip().to_string()), ("port", &port)], &[]).await;
     let redis = format!("redis://{address}");
-    // The second sorts strings in another order.
+    // The second sorts strings in a different order.
     let urls = [
         postgres.database_sorted("claimgate", "en-US").await,
         postgres.database_sorted("restored", "en-US-u-kf-upper").await,

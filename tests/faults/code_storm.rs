@@ -299,7 +299,7 @@ async fn judge(fixture: &Fixture, winners: &Winners, total: u32) -> usize {
         assert_eq!(
             claims.get(id).map(|(_, codes)| codes),
             Some(codes),
-            "{id} has other codes than were shown"
+            "the codes of {id} differ from the codes shown before"
         );
     }
     assert!(owners.len() <= total as usize, "{} units of {total} are granted", owners.len());

@@ -101,7 +101,7 @@ async fn judge(core: &Core, before: &Shown) -> Shown {
     codes.dedup();
     assert_eq!(codes.len(), count, "a code has two claims");
     for (id, codes) in before {
-        assert_eq!(now.get(id), Some(codes), "{id} has other codes than were shown");
+        assert_eq!(now.get(id), Some(codes), "the codes of {id} differ from the codes shown before");
     }
     now
 }

@@ -1,5 +1,5 @@
-//! PostgreSQL sorts strings in another order than before: another libc or ICU is installed, or a dump is restored
-//! elsewhere.
+//! PostgreSQL sorts strings differently from before: a different libc or ICU is installed, or a dump is
+//! restored elsewhere.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -136,7 +136,7 @@ async fn beside_load<T>(
 /// Rows were no longer found in indexes of the previous order, and were stored twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_claim_is_lost_when_texts_are_sorted_differently() {
-    let row = Row::begin("PostgreSQL sorts strings in another order");
+    let row = Row::begin("PostgreSQL sorts strings in a different order");
     let Some(postgres) = row.needs(Postgres::start().await) else { return };
     let mut fixture = fixture(postgres).await;
     let mut held = campaign("demo", ROOMY.json());

@@ -61,7 +61,8 @@ async fn both_wait_for_sql(fixture: &Fixture, checker: &Checker, first: usize) -
         if both_read(fixture, checker, &mut user).await {
             return (held, user);
         }
-        // A core that was repeating a commit when SQL was blocked reads nothing: both cores had read the same entries.
+        // A core that was retrying a commit when SQL was blocked reads nothing: both cores had read the same
+        // entries.
         held.release().await;
         fixture.relayed("demo").await;
     }

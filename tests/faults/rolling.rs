@@ -303,7 +303,7 @@ async fn layout_of(pair: &Pair) -> u32 {
     pair.server.view().await.query(&["GET", "cg:layout"]).await
 }
 
-/// Callers who repeat each claim until it is decided, and the longest time without any decision.
+/// Callers who retry each claim until it is decided, and the longest time without any decision.
 struct PatientLoad {
     over: AtomicBool,
     decided: AtomicUsize,

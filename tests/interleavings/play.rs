@@ -67,7 +67,7 @@ impl<'w> ScheduleRun<'w> {
         initial.version() + if self.codes { of_codes } else { 0 }
     }
 
-    /// Repeats a call at `node` until it succeeds. On a machine that stands still, a store answers too late:
+    /// Retries a call at `node` until it succeeds. On a machine that stalls, a store answers too late:
     /// the call gets 503, and the campaign may have to be loaded again.
     pub async fn settled(&self, node: &TestCore, call: impl AsyncFn() -> Reply) {
         let is_repeated = Cell::new(false);
@@ -84,7 +84,7 @@ impl<'w> ScheduleRun<'w> {
         .await;
     }
 
-    /// Repeats a call as long as a store answers too late; returns the first other answer.
+    /// Retries a call as long as a store answers too late; returns the first other answer.
     pub async fn until_in_time(&self, call: impl AsyncFn() -> Reply) -> Reply {
         eventually(SOON, || async {
             let reply = call().await;

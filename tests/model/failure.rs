@@ -13,7 +13,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// Returns whether the answer came too late: the call may have taken effect, and is safe to repeat.
+    /// Returns whether the answer came too late: the call may have taken effect, and is safe to retry.
     pub fn is_unavailable(&self) -> bool {
         self.no_decision == Some(NoDecision::Unavailable)
     }

@@ -242,7 +242,7 @@ impl Generator {
         }
     }
 
-    /// Chooses the pass that comes with a claim. A retry may come with another one, or none.
+    /// Chooses the pass to send with a claim. A retry may have a different one, or none.
     fn pass(&self, rng: &mut Rng) -> Pass {
         if !self.has_passes {
             return Pass::Missing;
@@ -308,7 +308,7 @@ fn limit(rng: &mut Rng, never: u32, most: u32) -> Option<u32> {
     (!rng.percent(never)).then(|| rng.count(1, most))
 }
 
-/// Chooses until when claims need a pass.
+/// Chooses the time until which claims need a pass.
 fn pass_until(rng: &mut Rng, now: i64) -> Option<i64> {
     rng.weighted(&[
         (3, None),

@@ -43,7 +43,7 @@ pub enum Transition {
     Return,
 }
 
-/// The pass that comes with a claim.
+/// The pass sent with a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pass {
     Missing,

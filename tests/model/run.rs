@@ -29,7 +29,7 @@ pub struct Tally {
     pub crashes_in_flight: u64,
     pub loads: u64,
     pub compared: u64,
-    /// Calls that were repeated because their answer came too late.
+    /// Calls that were retried because their answer came too late.
     pub unanswered: u64,
 }
 

@@ -130,7 +130,7 @@ impl System {
         result
     }
 
-    /// Repeats a call, which must be safe to repeat, as long as its answer comes too late.
+    /// Retries an idempotent call as long as its answer comes too late.
     async fn answered<T, E: Into<Failure>>(
         &self,
         call: impl AsyncFn() -> Result<T, E>,

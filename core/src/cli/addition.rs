@@ -36,7 +36,7 @@ impl AddArgs {
         let reply = reply.inspect_err(|error| {
             if error.exit_status() == UNAVAILABLE {
                 say(&format_args!(
-                    "the units may have been added; repeat the command with --key {key} to add them only once"
+                    "the units may have been added; run the command again with --key {key} to add them only once"
                 ));
             }
         })?;

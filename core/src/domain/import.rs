@@ -157,10 +157,10 @@ impl Import {
         Ok(import)
     }
 
-    /// Checks that all user ids are of `scheme`.
+    /// Checks that all user ids are of the user-id scheme `scheme`.
     ///
     /// # Errors
-    /// `user_ids_differ` with the first line that has another one.
+    /// `user_ids_differ` with the first line whose user id is not.
     pub fn check_user_ids(&self, scheme: &Scheme) -> Result<(), Problem> {
         let others: HashMap<u32, &UserId> = self
             .users

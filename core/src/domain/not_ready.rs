@@ -7,7 +7,7 @@ use std::fmt;
 pub enum NotReadyReason {
     /// Redis has no such campaign.
     Missing,
-    /// The keys have a different layout: another version of claimgate wrote them.
+    /// The keys have a different layout: a different version of claimgate wrote them.
     Layout,
     /// The keys belong to a campaign of another database with the same id.
     Register,

@@ -1,4 +1,4 @@
-//! The scheme of user ids that a database is pinned to, and why a claim does not match it.
+//! The user-id scheme that a database is pinned to, and why a claim does not match it.
 
 use std::fmt;
 
@@ -27,7 +27,7 @@ impl PinnedScheme {
 /// A difference between the user ids of a caller and those of the database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum UserIdsDiffer {
-    /// An edge has another scheme than the pinned one.
+    /// The edge's scheme is not the pinned one.
     Edge {
         /// The edge's scheme.
         edge: Scheme,

@@ -114,7 +114,8 @@ impl CampaignChanges {
         }
         let after = patch.apply(&before).map_err(EngineError::Invalid)?;
         if after.window != before.window {
-            // Restores the pinned scheme if the database has lost it: the change is checked against it.
+            // Restores the pinned user-id scheme if the database has lost it: the change is checked against
+            // it.
             self.campaigns.user_ids.refresh().await?;
         }
         // A patch that changes nothing creates no version.
@@ -318,10 +319,10 @@ impl CampaignChanges {
     ///
     /// # Errors
     /// [`EngineError::CampaignOpen`], [`EngineError::CampaignEnded`]; [`EngineError::Invalid`] for a line
-    /// that is malformed, has a known key or another user id than the pinned ones, or exceeds a limit; nothing
-    /// was changed then.
-    /// [`EngineError::ImportUnfinished`] while the import of a different file is unfinished. After a store's
-    /// error, some claims may have been written; importing the same file again continues the import.
+    /// that is malformed, has a known key or a user id that is not of the pinned scheme, or exceeds a limit;
+    /// nothing was changed then. [`EngineError::ImportUnfinished`] while the import of a different file is
+    /// unfinished. After a store's error, some claims may have been written; importing the same file again
+    /// continues the import.
     pub async fn import(
         &self,
         id: &CampaignId,

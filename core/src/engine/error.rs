@@ -47,7 +47,7 @@ impl StoreError {
     }
 }
 
-/// Why a store made no decision. It is safe to repeat the call with the same ids.
+/// Why a store made no decision. The call is safe to retry with the same ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoDecision {
     /// The campaign is not ready for this reason; nothing was decided.

@@ -181,7 +181,7 @@ impl Stores {
     }
 
     /// Calls a script on a campaign. If another core has loaded the campaign since this core last read it
-    /// from SQL, rereads the campaign and repeats the call.
+    /// from SQL, rereads the campaign and retries the call.
     pub(super) async fn call<C: CampaignCall>(
         &self,
         handle: &CampaignHandle,

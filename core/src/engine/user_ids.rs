@@ -1,4 +1,5 @@
-//! Restricts all callers to one scheme of user ids: with another scheme, every user would get a second allowance.
+//! Restricts all callers to one user-id scheme: with a different scheme, every user would get a second
+//! allowance.
 //!
 //! The first claim by an edge pins its scheme in SQL. Every core caches the pinned scheme and polls it
 //! once a second. An admin can change it only while all campaigns have ended, and a campaign that had
@@ -73,8 +74,8 @@ impl UserIds {
         }
     }
 
-    /// Checks a claim of `user`; `edge` is the scheme of the edge that sent it. The first claim by an edge
-    /// pins its scheme.
+    /// Checks a claim of `user`; `edge` is the user-id scheme of the edge that sent it. The first claim by an
+    /// edge pins its scheme.
     ///
     /// # Errors
     /// [`EngineError::UserIdsDiffer`], or a store's error while no scheme is pinned.

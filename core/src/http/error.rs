@@ -112,7 +112,7 @@ fn problem(error: EngineError) -> Problem {
         EngineError::VersionConflict(version) => {
             let problem = Problem::new(
                 Code::VersionConflict,
-                format!("the campaign is now at version {version}; read it and repeat the change"),
+                format!("the campaign is now at version {version}; read it and send the change again"),
             );
             with(problem, |extensions| extensions.version = Some(version))
         }

@@ -35,7 +35,7 @@ use crate::log::{self, KeyPurpose};
 pub struct Authenticator {
     /// The header that carries the token.
     pub header: TokenHeader,
-    /// Verifies the token in it.
+    /// Verifies the header's token.
     pub verifier: Verifier,
 }
 
@@ -63,8 +63,8 @@ impl Verifier {
     /// Verifies `token` at `now` and returns its user, whose id `user_ids` derives.
     ///
     /// # Errors
-    /// The broken rule; the claims are checked after the signature. `unavailable` if keys could not be fetched or
-    /// used.
+    /// The broken rule; the token's claims are checked after the signature. `unavailable` if keys could not
+    /// be fetched or used.
     pub async fn user(
         &self,
         token: &str,

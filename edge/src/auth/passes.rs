@@ -40,7 +40,7 @@ impl PassKeys {
     /// Verifies `pass`, sent with the claim that `check` describes.
     ///
     /// # Errors
-    /// The broken rule; the claims are checked after the signature.
+    /// The broken rule; the pass's members are checked after the signature.
     pub async fn verify(&self, pass: &str, check: PassCheck<'_>) -> Result<ShownPass, TokenRejection> {
         let pass = PassCheck::parse(pass)?;
         let is_signed = match pass.algorithm {

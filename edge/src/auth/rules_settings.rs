@@ -10,7 +10,7 @@ const AUDIENCE: &str = "USER_JWT_AUD";
 const REQUIRE: &str = "USER_JWT_REQUIRE";
 /// The value of [`AUDIENCE`] for tokens without `aud`.
 const NO_AUDIENCE: &str = "none";
-/// Claims with separate rules. They do not distinguish tokens for this deployment from others.
+/// Token claims with separate rules. They do not distinguish tokens for this deployment from others.
 const NOT_REQUIRABLE: [&str; 5] = ["iss", "aud", "sub", "exp", "nbf"];
 
 /// Reads the rules with `variable`; `None` if a value is wrong.
@@ -41,7 +41,10 @@ fn audiences(
     }
     let audiences: Vec<_> = list.split(',').map(|one| one.trim().to_owned()).collect();
     if audiences.iter().any(|one| one.is_empty() || one == NO_AUDIENCE) {
-        return Err(ConfigError::new(AUDIENCE, "must be a comma-separated list of audiences, or none"));
+        return Err(ConfigError::new(
+            AUDIENCE,
+            "must be a comma-separated list of audiences, or the word none",
+        ));
     }
     Ok(audiences)
 }

@@ -17,13 +17,13 @@ use worker::js_sys::{Array, ArrayBuffer, Uint8Array};
 
 use crate::web_crypto::{object, subtle};
 
-/// How keys are derived. Browsers and this runtime have it in Web Crypto.
+/// The key derivation function. Browsers and this runtime have it in Web Crypto.
 const ALGORITHM: &str = "PBKDF2/SHA-256";
 /// Iterations of one derivation. The edge derives one key for each challenge.
 const COST: u32 = 5_000;
 /// Length of a key, in bytes.
 const KEY_BYTES: u32 = 32;
-/// Bytes of the key that the browser has to find: too many to find another key by chance.
+/// Number of bytes of the key that the browser has to find: too many to find a different key by chance.
 const PREFIX_BYTES: usize = 16;
 
 /// The settings.
@@ -118,13 +118,13 @@ pub(super) enum AltchaError {
     /// Not a challenge and a solution as JSON in base64.
     #[error("the payload is malformed")]
     Malformed,
-    /// Changed, or issued with another key.
+    /// Changed, or issued with a different key.
     #[error("the challenge was not issued by this edge")]
     Signature,
     /// Issued for another user or campaign.
     #[error("the challenge was issued for another user or campaign")]
     Data,
-    /// Another key than the one to find.
+    /// Not the key to find.
     #[error("the solution is wrong")]
     Solution,
 }

@@ -15,7 +15,7 @@ use crate::outbound;
 pub(super) const URL: &str = "https://challenges.cloudflare.com/turnstile/v0";
 /// Maximum length of a token, in bytes, according to Cloudflare's documentation.
 pub(super) const TOKEN_BYTES_MAX: usize = 2_048;
-/// The `action` of the page's widget. A token of the operator's other widgets has another one.
+/// The `action` of the page's widget. A token of the operator's other widgets has a different one.
 const ACTION: &str = "claimgate";
 const ANSWER_BYTES_MAX: usize = 16 * 1024;
 

@@ -30,7 +30,7 @@ pub struct CoreRequest<'a> {
     pub idempotency_key: &'a str,
     /// Whether this is a claim's first try, as stated by the client.
     pub attempt: Attempt,
-    /// The valid pass that came with the claim.
+    /// The valid pass that was sent with the claim.
     pub pass: Option<ShownPass>,
     /// The id of the browser's request.
     pub request_id: &'a str,
@@ -90,7 +90,7 @@ impl<'a> CoreRequest<'a> {
     fn headers(&self, config: &Config) -> Result<Headers, JsValue> {
         let now = clock::now().map_err(|problem| problem.detail)?;
         let content_type = if self.body.is_some() { JSON } else { "" };
-        // A scheme is of a user's id: a read for no user has none.
+        // A read without a user has no user-id scheme.
         let user_ids =
             if self.user.is_empty() { String::new() } else { config.user_ids.scheme().to_string() };
         let pass = self.pass.map(|shown| shown.to_string()).unwrap_or_default();

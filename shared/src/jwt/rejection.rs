@@ -50,8 +50,8 @@ pub enum TokenError {
     /// The wrong `aud`.
     #[error("wrong audience")]
     Audience,
-    /// A required claim is missing or has another value.
-    #[error("a required claim is missing or has another value")]
+    /// A required token claim is missing or has a different value.
+    #[error("a required token claim is missing or has a different value")]
     Required,
     /// A pass for another campaign.
     #[error("for another campaign")]

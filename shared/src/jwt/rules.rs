@@ -26,12 +26,12 @@ pub struct TokenRules {
     pub leeway_s: u32,
 }
 
-/// A claim and the value that it must have.
+/// A token claim and the value that it must have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequiredClaim {
     /// The claim's name.
     pub name: String,
-    /// Its value: a string as it is, another value as JSON (`true`).
+    /// Its value: a string unchanged, any other value as JSON (`true`).
     pub value: String,
 }
 
@@ -115,7 +115,7 @@ impl TokenRules {
             let Some(found) = member(payload, &required.name).map_err(|why| unreadable(&why))? else {
                 return Err(TokenError::Required.found(&format!("no {}", required.name)));
             };
-            // A string is compared as it is, another value as JSON.
+            // A string is compared unchanged, any other value as JSON.
             let found = serde_json::from_str(found.get()).unwrap_or_else(|_| found.get().to_owned());
             if found != required.value {
                 return Err(TokenError::Required.found(&format!("{}={found}", required.name)));

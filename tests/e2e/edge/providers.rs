@@ -23,7 +23,7 @@ const PLACEHOLDER: &str = "SECRET";
 const USER_ID_KEY: &str = "AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyA";
 
 const AUDIENCE: &str = "wrong audience";
-const REQUIRED: &str = "a required claim is missing or has another value";
+const REQUIRED: &str = "a required token claim is missing or has a different value";
 const USER_CLAIM: &str = "the claim with the user's id is missing or has the wrong type";
 const UUID: &str = "7335d417-61da-459d-899c-0a01c76a2f94";
 

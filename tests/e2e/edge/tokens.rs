@@ -136,8 +136,8 @@ fn audience_claims_leeway_and_header_are_configurable() {
         let _ = claim(&claims).await.expect(201);
         claims["token_use"] = json!("id");
         let refused = claim(&claims).await.refused(401, "unauthenticated");
-        let line = r#"has another value: the token has "token_use=id""#;
-        until_logged(&world, &format!("token rejected: a required claim is missing or {line}")).await;
+        let line = r#"has a different value: the token has "token_use=id""#;
+        until_logged(&world, &format!("token rejected: a required token claim is missing or {line}")).await;
         assert!(!refused.json()["detail"].as_str().unwrap().contains("token_use"));
         let request = world.request("POST", "/v1/campaigns/tokens/claims").json(&json!({}));
         let bearer = world.send(request.bearer_auth(world.token("alice"))).await;

@@ -74,7 +74,7 @@ pub async fn send(core: &Core, call_request: &CallRequest, token: &str) -> Reply
     reply
 }
 
-/// Repeats a patch until the outcome is known. The version in the patch makes it count only once.
+/// Retries a patch until the outcome is known. The version in the patch makes it count only once.
 async fn patch_again(core: &Core, call_request: &CallRequest, token: &str) -> Reply {
     let reply = eventually(SOON, || async {
         let reply = core
@@ -242,7 +242,7 @@ async fn baseline(core: &Core, sql: &Sql, call: &Call, fixture: &Fixture) -> [Va
     [once, fixture.state(core, sql).await]
 }
 
-/// Repeats `call` after the crash. Checks that the fixture is in the state that one uninterrupted call
+/// Retries `call` after the crash. Checks that the fixture is in the state that one uninterrupted call
 /// leaves, or two if the call `counts_again`. `first_reply` is the reply before the crash, if any.
 async fn assert_counts_once(
     core: &Core,
@@ -277,7 +277,7 @@ async fn clean_up(core: &Core, fixtures: Vec<Fixture>) {
     join_all(fixtures.into_iter().map(|fixture| fixture.clean_up(core))).await;
 }
 
-/// Kills core during all calls, repeats them, and checks that each call leaves the state of an uninterrupted
+/// Kills core during all calls, retries them, and checks that each call leaves the state of an uninterrupted
 /// call.
 async fn each_call_counts_once_despite_a_crash(mut core: Core, sql: Sql, receiver: &str) {
     let _turn = heavy().await;

@@ -121,7 +121,7 @@ impl ClaimBatcher {
 
     /// Decides `request` on the campaign of `handle`. The claim may be decided even if the caller drops the
     /// future. A request that may be a retry is never denied from the sold-out cache: another core may have
-    /// granted the claim since the cache was filled. `pass` is the pass that came with the request.
+    /// granted the claim since the cache was filled. `pass` is the pass sent with the request.
     ///
     /// # Errors
     /// [`EngineError::QueueFull`] when 8,192 claims of the campaign are queued, [`EngineError::OutboxFull`]

@@ -35,8 +35,8 @@ pub struct Claims {
 }
 
 impl Claims {
-    /// Decides a claim: in Redis, or in SQL for an evicted campaign. `pass` came with the claim; `edge` is
-    /// the scheme of the edge that sent it.
+    /// Decides a claim: in Redis, or in SQL for an evicted campaign. `pass` is the pass sent with the claim.
+    /// `edge` is the user-id scheme of the edge that sent it.
     ///
     /// # Errors
     /// If the claim was not decided, or its outcome is unknown. It is safe to resend the same claim.

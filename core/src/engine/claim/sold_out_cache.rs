@@ -82,7 +82,7 @@ impl Default for SoldOutCache {
 
 impl SoldOutCache {
     /// Returns the version of the rules that certainly deny `user` at `now` because no units are left; `None`
-    /// if Redis has to decide. `pass` is the pass that came with the claim.
+    /// if Redis has to decide. `pass` is the pass sent with the claim.
     pub fn cached_denial(
         &self,
         user: &UserId,

@@ -28,7 +28,7 @@ impl SqlStore {
     /// `least` or later; concurrent changes are serialized. Returns `None` if there is no such campaign.
     ///
     /// # Errors
-    /// The units may have been added. It is safe to repeat the call with the same key.
+    /// The units may have been added. The call is safe to retry with the same key.
     pub async fn add(
         &self,
         id: &CampaignId,

@@ -131,7 +131,8 @@ impl SqlStore {
             return Ok(Some(Changed::ImportUnfinished));
         }
         let after = write_rules(&mut transaction, &before, campaign, change).await?;
-        // The audit entry of these rules keeps other transactions from changing the pinned scheme until the commit.
+        // The audit entry of these rules keeps other transactions from changing the pinned user-id scheme
+        // until the commit.
         if let Some(pinned) = pinned_user_ids(&mut transaction).await?
             && !pinned.allows_window(before.window, after.window)
         {

@@ -107,7 +107,7 @@ impl SqlStore {
     /// shown must also lack a version.
     ///
     /// # Errors
-    /// The codes may have been added. It is safe to repeat the upload.
+    /// The codes may have been added. The upload is safe to retry.
     pub(crate) async fn add_codes<'a>(
         &self,
         id: &CampaignId,

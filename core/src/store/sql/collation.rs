@@ -1,9 +1,9 @@
 //! The order of strings in PostgreSQL.
 //!
 //! The order of an index is that of its columns' collations, and the one of a database usually comes from
-//! libc or ICU. If another version of either is installed, it may sort differently: rows are then not found,
-//! or stored twice. All ids are ASCII, so the columns of indexes have the collation C instead, which compares
-//! bytes and never changes. SQLite compares bytes anyway.
+//! libc or ICU. If a different version of either is installed, it may sort differently: rows are then not
+//! found, or stored twice. All ids are ASCII, so the columns of indexes have the collation C instead, which
+//! compares bytes and never changes. SQLite compares bytes anyway.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -246,9 +246,9 @@ async fn execute(connection: &mut AnyConnection, statement: String) -> Result<()
     sqlx::raw_sql(AssertSqlSafe(statement)).execute(connection).await.map(drop)
 }
 
-/// Returns what is wrong if ids still have the database's collation, and libc or ICU now sorts in another
-/// order than when the indexes were built: rows are then not found, or stored twice. `None` for collations
-/// without a version, such as C, and before PostgreSQL 15, which records no version.
+/// Returns what is wrong if ids still have the database's collation, and libc or ICU now sorts differently
+/// from when the indexes were built: rows are then not found, or stored twice. `None` for collations without
+/// a version, such as C, and before PostgreSQL 15, which records no version.
 pub(crate) async fn problem(connection: &mut AnyConnection) -> Result<Option<String>, Error> {
     // As JSON, since earlier versions lack the column.
     let recorded =

@@ -41,7 +41,7 @@ impl SqlStore {
     /// Returns for each report whether it was added.
     ///
     /// # Errors
-    /// The reports may have been added. It is safe to repeat the call.
+    /// The reports may have been added. The call is safe to retry.
     pub(crate) async fn add_refusals(&self, reports: &[Report]) -> Result<Vec<bool>, SqlError> {
         // Sorted, so that two cores lock the rows in one order.
         let numbers: BTreeSet<_> =

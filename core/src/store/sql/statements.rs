@@ -90,7 +90,8 @@ pub const RAISE_MARKS: &str = "UPDATE campaigns SET \
     OR (epoch = CAST(value->>1 AS BIGINT) AND events >= CAST(value->>4 AS BIGINT))) RETURNING id, epoch, per_user, per_user_per_day, \
     has_codes, codes_added, codes_assigned, codes_pending_from";
 
-/// Campaigns that changed after number `$1`. The second condition is that of the partial index.
+/// Campaigns with a change number above `$1`. The second condition repeats that of the partial index, so that
+/// the planner uses the index.
 pub const CHANGED: &str = concat!(
     "SELECT change_number, ",
     campaign_columns!(),
@@ -125,9 +126,9 @@ statements! {
         WHERE excluded.status <> 'revoked' AND (excluded.epoch > claims.epoch \
         OR (excluded.epoch = claims.epoch AND excluded.revision > claims.revision))";
 
-    /// Per claim: its index, and its first code number: 0 if code numbers must be assigned; -1 if SQL already has this
-    /// or a newer state and no code numbers are due. A revoked claim that is decided again with another quantity needs
-    /// other code numbers. No join is used, for the reason given at [`REVISIONS`].
+    /// Per claim: its index, and its first code number: 0 if code numbers must be assigned; -1 if SQL already
+    /// has this or a newer state and no code numbers are due. A revoked claim that is decided again with a
+    /// different quantity needs other code numbers. No join is used, for the reason given at [`REVISIONS`].
     FIRST_CODES = "SELECT CAST(value->>0 AS BIGINT), COALESCE((SELECT COALESCE( \
         CASE WHEN quantity = CAST(value->>5 AS BIGINT) THEN first_code END, CASE WHEN epoch > CAST(value->>3 AS BIGINT) OR (epoch = CAST(value->>3 AS BIGINT) \
         AND revision >= CAST(value->>4 AS BIGINT)) THEN -1 ELSE 0 END) FROM claims \
@@ -220,9 +221,9 @@ statements! {
         CAST(COALESCE(SUM(CASE WHEN status <> 'revoked' THEN revision ELSE 0 END), 0) AS BIGINT) \
         FROM claims WHERE campaign_id = $1";
 
-    /// A campaign with change number `$4` or higher that has not ended at `$1` and has claims of users whose ids do not
-    /// begin with `$2` or have another length than `$3`. No join is used, for the reason given at [`REVISIONS`].
-    /// Without the inner order, PostgreSQL would scan the claims of all campaigns.
+    /// A campaign with change number `$4` or higher that has not ended at `$1` and has claims of users whose
+    /// ids do not begin with `$2` or whose length is not `$3`. No join is used, for the reason given at
+    /// [`REVISIONS`]. Without the inner order, PostgreSQL would scan the claims of all campaigns.
     OTHER_USER_IDS = "SELECT id FROM campaigns WHERE admin_state <> 'ended' AND (ends_at IS NULL OR ends_at > $1) \
         AND change_number >= $4 AND (SELECT 1 FROM claims WHERE campaign_id = campaigns.id \
         AND (SUBSTR(user_id, 1, LENGTH($2)) <> $2 OR LENGTH(user_id) <> $3) ORDER BY user_id LIMIT 1) IS NOT NULL ORDER BY id LIMIT 1";

@@ -15,7 +15,7 @@ const UNKNOWN: &str = "unknown key";
 const CRITICAL: &str = "the header crit is not supported";
 const MEMBERS: &str = "iss, aud, sub or exp is missing or has the wrong type";
 const SUBJECT: &str = "the user's id must be 1 to 64 characters of A-Z, a-z, 0-9, '_' and '-'";
-const REQUIRED: &str = "a required claim is missing or has another value";
+const REQUIRED: &str = "a required token claim is missing or has a different value";
 const NO_KID: &str = "kid is missing, and not exactly one key fits";
 const TOO_LONG: &str = "token longer than 8192 bytes";
 

@@ -43,7 +43,7 @@ pub struct WantedClaim<'a> {
     pub id: &'a ClaimId,
     /// Units requested.
     pub quantity: u32,
-    /// The pass that came with it; `None` if there is none.
+    /// The pass sent with the claim; `None` if there is none.
     pub pass: Option<ShownPass>,
 }
 
