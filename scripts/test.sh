@@ -20,8 +20,8 @@ parts=(faults e2e interleavings topologies model units)
 if [ $# -gt 0 ]; then parts=("$@"); fi
 logs=target/test-logs
 repeated=target/repeated-calls.log
-# More calls that are repeated after a 503, on a machine that is not slow: core answers 503 too often. A test counts with
-# at most 100 of them: on a busy machine, each call of a storm may be repeated.
+# More calls that are retried after a 503, on a machine that is not slow: core answers 503 too often. A test counts with
+# at most 100 of them: on a busy machine, each call of a storm may be retried.
 repeats_max=500 repeats_of_test_max=100
 slow=()
 if [ "${SLOW:-}" = 1 ]; then slow=(scripts/slow.sh); fi
@@ -30,7 +30,8 @@ if [ "${SLOW:-}" = 1 ]; then slow=(scripts/slow.sh); fi
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
 tree=$(git rev-parse --verify --quiet 'HEAD^{tree}' || echo 1)
 export SEED=${SEED:-$((16#${tree:0:8}))}
-# The gate plays one in four pairs of protocols, drawn by SEED, and all in which SQL forgets; `make soak` plays all.
+# The gate explores one in four pairs of protocols, drawn by SEED, and all in which SQL forgets; `make soak` explores
+# all.
 export INTERLEAVINGS_SHARE=${INTERLEAVINGS_SHARE:-4}
 
 rm -rf $logs
@@ -77,7 +78,7 @@ run_part() {
         # shellcheck disable=SC2046 # a list of words
         part "$1" cargo_test "$1" $(skips "$1")
         ;;
-    # With their output: which pairs were played, which seeds.
+    # With their output: which pairs were explored, which seeds.
     interleavings | model) part "$1" cargo_test "$1" --nocapture ;;
     # Runs two rows at a time.
     topologies) part topologies env RUST_TEST_THREADS="$(nproc)" "${slow[@]}" scripts/topologies.sh listed ;;
@@ -155,17 +156,17 @@ printf '\n'
 cat $logs/parts
 printf '%-14s %5d s\n' "make test" $SECONDS
 repeats=$(wc -l <$repeated)
-echo "$repeats calls repeated after an answer that permits it$([ "$repeats" = 0 ] || echo ":")"
+echo "$repeats calls retried after an answer that permits it$([ "$repeats" = 0 ] || echo ":")"
 sort $repeated | uniq -c | sort -rn | awk 'NR <= 20' # reads all: head would end sort by a signal
 counted=$(awk -v max=$repeats_of_test_max 'seen[$1]++ < max { counted++ } END { print counted + 0 }' $repeated)
 if [ "$counted" -gt $repeats_max ] && [ "${SLOW:-}" != 1 ]; then
-    echo "RED: core answered 503 too often: more than $repeats_max calls were repeated, counting at most" \
+    echo "RED: core answered 503 too often: more than $repeats_max calls were retried, counting at most" \
         "$repeats_of_test_max of each test"
     red=1
 fi
 cat $logs/*.log | awk '/^test result:/ { passed += $4; failed += $6; skipped += $8 }
     END { printf "%d passed, %d failed, %d skipped", passed, failed, skipped }'
-echo "; tests/soak.txt leaves $(grep -c '^[^#]' tests/soak.txt) to make soak"
+echo "; $(grep -c '^[^#]' tests/soak.txt) more run only in make soak (tests/soak.txt)"
 # Which test, and its message, at the very end: often the end of the output is all that is kept.
 if [ $red = 1 ]; then
     grep -hE -A 3 "^thread '.*panicked at" $logs/*.log | head -200 >&2 || true

@@ -40,7 +40,7 @@ export const CONTROLS = {
 	"ignores-retry-after": control("ignores-retry-after", /after Retry-After$/, /arrived after \d+ ms instead of at least \d+ ms$/),
 };
 
-/** Builds the client. Returns why it cannot be played, or null. */
+/** Builds the client. Returns why it cannot run, or null. */
 export function notReady({ needs, extension, build }) {
 	const runs = (program, ...words) => spawnSync("sh", ["-c", 'command -v "$0" && "$@"', program, ...words], { encoding: "utf8" });
 	if (needs && runs(needs, "true").status !== 0) return `${needs} is not installed`;

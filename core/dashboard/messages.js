@@ -43,7 +43,7 @@ const en = {
 	pauseTitle: "Pause “{name}”?", pauseText: "No claims are granted until it is resumed. Retries of granted claims still return them.", pauseDone: "“{name}” is paused.",
 	resumeTitle: "Resume “{name}”?", resumeText: "Claims are granted again immediately, within the window and the limits.", resumeDone: "“{name}” is resumed.",
 	addTitle: "Add units to “{name}”", addText: "The total is now {total}.| {taken} are taken.", addLabel: "Units (negative to remove some)", addDone: "The total of “{name}” is now {total}.",
-	endTitle: "End “{name}” for good?", endText: "An ended campaign can never be opened again.", endLabel: "To confirm, type its id: {id}", endDone: "“{name}” has ended.",
+	endTitle: "End “{name}” permanently?", endText: "An ended campaign can never be opened again.", endLabel: "To confirm, type its id: {id}", endDone: "“{name}” has ended.",
 	wholeNumber: "Please enter a whole number other than 0.", idDiffers: "This is not the campaign's id.", inDoubt: "There was no answer, so the outcome is unknown. Sending it again does not apply it twice.", refusedAs: "Rejected: {detail}", problemOf: "“{name}”: {problem}",
 	problems: { campaign_ended: "The campaign has ended and can no longer be changed.", version_conflict: "Something else changed at the same time. Please try again.", forbidden: "Your role does not allow this.", quantity_out_of_range: "The total would be below 0 or too large.", import_unfinished: "An import is unfinished: import the same file again to complete it.", unavailable: "The outcome is unknown. Sending it again does not apply it twice.", overloaded: "Core is too busy; nothing was done.", campaign_not_found: "There is no such campaign." },
 	reasons: {

@@ -19,7 +19,7 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use crate::{config, metrics};
 
-/// Number of lines, of some 200 bytes each, that wait for their reader.
+/// Number of lines, of about 200 bytes each, that wait for their reader.
 const QUEUE_LINES: usize = 1024;
 /// Timeout of [`Log::flush`].
 const FLUSH_MAX: Duration = Duration::from_secs(1);

@@ -102,8 +102,8 @@ fn in_sql(outcomes: &[ClaimOutcome], evidence: &Evidence) -> Check {
 
 /// Counts the granted and held units in SQL.
 fn units(rows: &[ClaimItem]) -> u64 {
-    let stands = |row: &&ClaimItem| matches!(row.status, ClaimStatus::Granted | ClaimStatus::Held);
-    rows.iter().filter(stands).map(|row| u64::from(row.quantity)).sum()
+    let is_active = |row: &&ClaimItem| matches!(row.status, ClaimStatus::Granted | ClaimStatus::Held);
+    rows.iter().filter(is_active).map(|row| u64::from(row.quantity)).sum()
 }
 
 fn sql_is_granted(outcomes: &[ClaimOutcome], evidence: &Evidence) -> Check {

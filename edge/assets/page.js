@@ -309,7 +309,7 @@ function proofOf({ status, codes }, words) {
 	return view?.codes ? words.codes[codes?.length ? 1 : 0] : words.keepId;
 }
 
-// Returns the text for a held claim: until when, how much time is left, and what to do.
+// Returns the text for a held claim: when the hold expires, how much time is left, and what to do.
 function holdOf({ status, expires_at }, words) {
 	if (status !== "held") return "";
 	const left = secondsTo(Date.parse(expires_at));

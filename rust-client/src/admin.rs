@@ -28,7 +28,7 @@ const CHANGES_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout of a report, which reads all claims of a campaign.
 const REPORT_TIMEOUT: Duration = Duration::from_mins(2);
 
-/// Items per page: the maximum.
+/// Maximum number of items per page.
 const PAGE_ITEMS: u32 = 1000;
 
 /// A campaign to create.
@@ -38,7 +38,8 @@ pub struct NewCampaign {
     pub id: CampaignId,
     /// The display name: 1 to 200 characters.
     pub name: String,
-    /// When the campaign opens; `None` opens it immediately, and matches an existing identical campaign with any start.
+    /// When the campaign opens; `None` opens it immediately. If the campaign exists, its start is then not
+    /// compared.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub starts_at: Option<Timestamp>,
     /// When the campaign closes; `None` means never.
@@ -118,7 +119,7 @@ impl Admin {
     }
 
     /// Changes name, window, limits or hold. `change` contains the expected `version`; omitted members stay
-    /// as they are. Sent once.
+    /// as they are. Not retried.
     ///
     /// # Errors
     /// `version_conflict` if the campaign has a different version.
@@ -282,7 +283,7 @@ impl Admin {
         self.listener.send_until_decided(self.request(Method::POST, "/replication").json(&body)).await
     }
 
-    /// Accepts the current primaries, even though they may lack acknowledged claims. Sent once.
+    /// Accepts the current primaries, even though they may lack acknowledged claims. Not retried.
     pub async fn accept_loss(&self) -> Result<Answer<Value>, Error> {
         self.listener.send(self.request(Method::POST, "/replication/accept-loss")).await
     }
@@ -292,7 +293,7 @@ impl Admin {
         self.get("/user-ids").await
     }
 
-    /// Changes the scheme of user ids that the database is pinned to. Sent once.
+    /// Changes the scheme of user ids that the database is pinned to. Not retried.
     ///
     /// # Errors
     /// `campaign_open` while any campaign has not ended.
@@ -306,7 +307,7 @@ impl Admin {
         self.list("/webhooks", &[], "cursor").await
     }
 
-    /// Creates a webhook for one campaign or for all. Only this response contains its `secret`. Sent once.
+    /// Creates a webhook for one campaign or for all. Only this response contains its `secret`. Not retried.
     ///
     /// # Errors
     /// `invalid_request` for a URL that webhooks may not call.
@@ -319,12 +320,12 @@ impl Admin {
         self.listener.send(self.request(Method::POST, "/webhooks").json(&body)).await
     }
 
-    /// Removes a webhook. Sent once.
+    /// Removes a webhook. Not retried.
     pub async fn delete_webhook(&self, id: &str) -> Result<Answer<Value>, Error> {
         self.listener.send(self.request(Method::DELETE, &format!("/webhooks/{id}"))).await
     }
 
-    /// Sends a test event. Returns whether it was `delivered`, and the `error` if not. Sent once.
+    /// Sends a test event. Returns whether it was `delivered`, and the `error` if not. Not retried.
     pub async fn test_webhook(&self, id: &str) -> Result<Answer<Value>, Error> {
         let request = self.request(Method::POST, &format!("/webhooks/{id}/test"));
         self.listener.send(request.timeout(CHANGES_TIMEOUT + Duration::from_secs(10))).await
@@ -335,7 +336,7 @@ impl Admin {
         self.post(&format!("/webhooks/{id}/enable")).await
     }
 
-    /// Generates a new `secret` for a webhook. Sent once.
+    /// Generates a new `secret` for a webhook. Not retried.
     pub async fn rotate_webhook_secret(&self, id: &str) -> Result<Answer<Value>, Error> {
         self.listener.send(self.request(Method::POST, &format!("/webhooks/{id}/rotate-secret"))).await
     }

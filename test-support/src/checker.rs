@@ -211,7 +211,7 @@ impl Checker {
     }
 
     /// Returns what is wrong in the answers themselves: limits that they exceed, and sequence numbers
-    /// that two claims have. Where Redis may lose claims, some of these claims no longer stand.
+    /// that two claims have. Where Redis may lose claims, some of these claims are no longer active.
     fn wrong_answers(&self) -> Vec<String> {
         let limits = *self.limits.lock().unwrap_or_else(PoisonError::into_inner);
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
@@ -239,13 +239,13 @@ impl Checker {
     /// Waits until no core has work left, then checks everything. Panics with the first mismatch.
     pub async fn judge(&self, cores: &[&Core], sql: &Sql, redis: &RedisView, expect: Expect<'_>) -> Verdict {
         self.settle(cores, redis).await;
-        self.within_limits(&standing(&sql.claims(&self.campaign).await));
+        self.within_limits(&active(&sql.claims(&self.campaign).await));
         self.claims_succeed(cores).await;
         self.until_quiet(cores, redis).await;
         let rows = sql.claims(&self.campaign).await;
-        let standing = standing(&rows);
-        self.within_limits(&standing);
-        self.check_redis_counters(&standing, redis).await;
+        let active = active(&rows);
+        self.within_limits(&active);
+        self.check_redis_counters(&active, redis).await;
         let gaps = sequences_are_unique(&rows);
         let lost = self.count_missing(&rows, expect.promise);
         self.look_ups_agree(cores[0], &rows).await;
@@ -384,15 +384,15 @@ impl Checker {
         .await;
     }
 
-    fn within_limits(&self, standing: &[&SqlClaim]) {
+    fn within_limits(&self, active: &[&SqlClaim]) {
         let limits = *self.limits.lock().expect("limits");
-        let granted: u64 = standing.iter().map(|row| row.quantity).sum();
+        let granted: u64 = active.iter().map(|row| row.quantity).sum();
         assert!(
             granted <= limits.total.unwrap_or(u64::MAX),
             "SQL has {granted} units granted, more than {limits:?} allows"
         );
         let (mut of_user, mut of_day) = (BTreeMap::new(), BTreeMap::new());
-        for row in standing {
+        for row in active {
             *of_user.entry(&row.user_id).or_insert(0) += row.quantity;
             *of_day.entry((&row.user_id, row.day)).or_insert(0) += row.quantity;
         }
@@ -405,14 +405,14 @@ impl Checker {
     }
 
     /// Checks that Redis' counters, in total and per user, match the sums of SQL's rows.
-    async fn check_redis_counters(&self, standing: &[&SqlClaim], redis: &RedisView) {
-        let granted: u64 = standing.iter().map(|row| row.quantity).sum();
+    async fn check_redis_counters(&self, active: &[&SqlClaim], redis: &RedisView) {
+        let granted: u64 = active.iter().map(|row| row.quantity).sum();
         let taken = redis.counter(&self.campaign, "taken").await;
         assert_eq!(taken, granted, "Redis' total must match SQL's");
         let records: BTreeMap<String, Vec<u8>> =
             redis.query(&["HGETALL", &key(&self.campaign, "users")]).await;
         let mut in_sql: BTreeMap<&str, BTreeMap<u64, u64>> = BTreeMap::new();
-        for row in standing {
+        for row in active {
             *in_sql.entry(&row.user_id).or_default().entry(row.day).or_default() += row.quantity;
         }
         let mut counted = 0;
@@ -439,7 +439,7 @@ impl Checker {
             let row = by_id.get(id.as_str());
             let there = row.is_some_and(|row| {
                 (row.sequence, row.quantity) == (sequence, u64::from(attempt.units))
-                    && (row.stands() != ended.contains(&id))
+                    && (row.is_active() != ended.contains(&id))
             });
             lost += usize::from(!there);
             assert!(
@@ -447,7 +447,7 @@ impl Checker {
                 "{attempt:?} was acknowledged with sequence {sequence}, SQL has {row:?}"
             );
         }
-        for row in rows.iter().filter(|row| row.stands()) {
+        for row in rows.iter().filter(|row| row.is_active()) {
             assert!(
                 ids.contains(&row.id),
                 "SQL has {row:?}, which no caller received although all outcomes are known"
@@ -513,8 +513,8 @@ impl Limits {
     }
 }
 
-fn standing(rows: &[SqlClaim]) -> Vec<&SqlClaim> {
-    rows.iter().filter(|row| row.stands()).collect()
+fn active(rows: &[SqlClaim]) -> Vec<&SqlClaim> {
+    rows.iter().filter(|row| row.is_active()).collect()
 }
 
 /// Checks that no two claims share a sequence number; returns the ranges of unused numbers.

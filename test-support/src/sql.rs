@@ -33,8 +33,8 @@ pub struct SqlClaim {
 }
 
 impl SqlClaim {
-    /// Returns whether the claim's units are taken.
-    pub fn stands(&self) -> bool {
+    /// Returns whether the claim is active: its units are taken.
+    pub fn is_active(&self) -> bool {
         ["granted", "held"].contains(&self.status.as_str())
     }
 }

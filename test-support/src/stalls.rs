@@ -1,4 +1,4 @@
-//! Watches for moments at which the machine stood still, so that a failed test names those of its time.
+//! Watches for stalls of the machine, so that a failed test prints those of its time.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -8,9 +8,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const PAUSE: Duration = Duration::from_millis(10);
-/// Delays from this on are recorded. Core gives Redis 1 s.
+/// Minimum delay that is recorded. Core's timeout for Redis is 1 s.
 const LATE: Duration = Duration::from_millis(150);
-/// Only this many are kept and printed.
+/// Maximum number of stalls that are kept and printed.
 const KEPT: usize = 20;
 
 /// A moment at which the processors or the disk took much longer than usual.
@@ -73,10 +73,10 @@ fn sync(file: &File) {
 fn latest() -> String {
     let stalls = STALLS.lock().map(|stalls| stalls.clone()).unwrap_or_default();
     if stalls.is_empty() {
-        return "the machine never stood still before that".to_owned();
+        return "the machine did not stall before that".to_owned();
     }
     let line = |Stall { what, ended, lasted }: &Stall| {
-        format!("{what} stood still for {lasted:.1?}, until {:.1?} before that", ended.elapsed())
+        format!("{what} stalled for {lasted:.1?}, until {:.1?} before that", ended.elapsed())
     };
     stalls.iter().map(line).collect::<Vec<_>>().join("\n")
 }
@@ -91,7 +91,7 @@ mod tests {
         measure("what is in time", SOON, || thread::sleep(PAUSE));
         measure("what is late", PAUSE, || thread::sleep(LATE + 2 * PAUSE));
         let printed = latest();
-        assert!(printed.contains("what is late stood still for"), "{printed}");
+        assert!(printed.contains("what is late stalled for"), "{printed}");
         assert!(!printed.contains("what is in time"), "{printed}");
     }
 }

@@ -78,12 +78,12 @@ impl Turnstile {
         ]
     }
 
-    /// Lets `siteverify` fail from now on, or work again.
+    /// Makes `siteverify` fail with `fault`; `None` ends the fault.
     pub fn fail(&self, fault: Option<Fault>) {
         self.state.lock().unwrap().fault = fault;
     }
 
-    /// Lets the widget ask the visitor from now on, or not.
+    /// Sets whether the widget asks the visitor.
     pub fn ask(&self, asks: bool) {
         self.state.lock().unwrap().asks = asks;
     }

@@ -138,16 +138,16 @@ async fn resent_batches_count_once(mut core: Core, sql: &Sql) {
         "every batch was answered before the kill"
     );
     let core = core.restart().await;
-    let mut standing = 0;
+    let mut active = 0;
     for (number, first_answers) in first_answers {
         let again = outcomes(&core.claim_batch(&batch(number)).await.expect(200));
-        standing += again.iter().filter(|(status, _)| [200, 201].contains(status)).count();
+        active += again.iter().filter(|(status, _)| [200, 201].contains(status)).count();
         let first_answers = first_answers.as_ref().map(outcomes).unwrap_or_default();
         for (before, after) in first_answers.iter().zip(&again) {
             assert!(before.0 != 201 || after.0 == 200, "{before:?}, then {after:?}");
         }
     }
-    assert_eq!(standing, TOTAL);
+    assert_eq!(active, TOTAL);
     assert_eq!(sql.until("demo", TOTAL).await.len(), TOTAL);
 }
 

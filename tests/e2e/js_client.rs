@@ -55,7 +55,7 @@ fn the_client_passes_its_tests_against_a_real_edge() {
     });
 }
 
-/// The part `conformance` of `make soak` plays the cases with all clients.
+/// The part `conformance` of `make soak` runs the cases with all clients.
 #[test]
 fn two_clients_conform_and_broken_clients_do_not() {
     only_on!(OWN, "it needs no server");

@@ -171,8 +171,8 @@ impl CallerRecords {
         checker.storm(core.client(), || core.url("/internal/v1/claims"), &claim_attempts(400, 1), 64).await;
         fixture.relayed("demo").await;
         let rows = fixture.sql.claims("demo").await;
-        let standing: u64 = rows.iter().filter(|row| row.stands()).map(|row| row.quantity).sum();
-        assert_eq!(Some(standing), LIMITS.total, "exactly the total");
+        let active: u64 = rows.iter().filter(|row| row.is_active()).map(|row| row.quantity).sum();
+        assert_eq!(Some(active), LIMITS.total, "exactly the total");
         fixture.judge(row, checker, Expect { promise: Promise::Persisted, differences: &[] }).await;
     }
 

@@ -103,7 +103,7 @@ async fn rounds(mut fixture: Fixture, row: Row) {
     let given = judge(&fixture, &winners, codes).await;
     row.passed(
         operations,
-        &format!("{given} codes given, none twice; each winner kept the codes that were shown"),
+        &format!("{given} codes assigned, none twice; each winner kept the codes that were shown"),
     );
 }
 
@@ -256,8 +256,8 @@ impl Storm<'_> {
     }
 }
 
-/// Adds codes until no claim lacks any, and checks every claim and code. Returns the number of codes given to
-/// claims that stand.
+/// Adds codes until no claim lacks any, and checks every claim and code. Returns the number of codes assigned
+/// to active claims.
 async fn judge(fixture: &Fixture, winners: &Winners, total: u32) -> usize {
     let cores: Vec<&Core> = std::iter::once(&fixture.core).chain(&fixture.others).collect();
     for core in &cores {

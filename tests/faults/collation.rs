@@ -46,7 +46,7 @@ const STORE_TWICE: [&str; 3] = [
 /// Removes one of the two rows.
 const STORE_ONCE: &str = "DELETE FROM claims WHERE ctid = (SELECT MAX(ctid) FROM claims \
     WHERE campaign_id = 'live1' AND sequence = 7)";
-/// The pause between claims beside a conversion that takes long.
+/// The pause between claims during a conversion that takes long.
 const CLAIM_EVERY: Duration = Duration::from_millis(20);
 
 /// Time limit of the locks of all tables, which take less than a second.

@@ -73,10 +73,8 @@ async fn one(cores: &Arc<[Core; 2]>, sql: &Sql, id: &str) {
     let (won, _) = tokio::join!(crowd, created);
     assert_eq!(won, TOTAL, "{id}: acknowledged claims of {TOTAL}");
     eventually(SOON, || async {
-        let standing = sql.claims(id).await.iter().filter(|claim| claim.stands()).count();
-        holds(standing == TOTAL, || {
-            format!("{id}: {standing} in SQL\n{}\n{}", cores[0].log(), cores[1].log())
-        })
+        let active = sql.claims(id).await.iter().filter(|claim| claim.is_active()).count();
+        holds(active == TOTAL, || format!("{id}: {active} in SQL\n{}\n{}", cores[0].log(), cores[1].log()))
     })
     .await;
 }

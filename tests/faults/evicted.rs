@@ -142,12 +142,12 @@ async fn transitions_in_sql(row: Row, fixture: Fixture) {
 async fn comes_back(fixture: &Fixture) {
     until_status(SOON, &[200], async || fixture.core.patch("demo", json!({"ends_at": from_now(3600)})).await)
         .await;
-    let stands =
+    let claim =
         until_status(SOON, &[200, 201], async || fixture.core.claim_units("demo", "alice", "k2", 4).await)
             .await
             .json();
     // Bob's and Carol's claims count; Frank's claim was revoked manually.
-    assert_eq!(stands["remaining"], 20 - 4 - 4, "{stands}");
+    assert_eq!(claim["remaining"], 20 - 4 - 4, "{claim}");
     transition(&fixture.core, "bob", "return").await.expect(200);
     fixture.relayed("demo").await;
     let report = fixture.reconciliation("demo").await;

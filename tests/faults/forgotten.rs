@@ -211,7 +211,7 @@ async fn a_campaign_row_lost_by_sql_is_restored() {
         fixture.sql.restore_tables().await;
         core.claim("demo", "u4", "k").await.expect(201);
         let rows = fixture.sql.until("demo", 5).await;
-        assert!(rows.iter().all(support::SqlClaim::stands), "{rows:?}");
+        assert!(rows.iter().all(support::SqlClaim::is_active), "{rows:?}");
         agrees(&fixture).await;
         reports_lost(core, 1).await;
         for at in 5..10 {

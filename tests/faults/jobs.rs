@@ -146,7 +146,7 @@ async fn claims_rejected_during_a_load_do_not_cause_a_busy_loop() {
             .refused(503, "campaign_not_ready");
     }
     let calls = redis.script_calls().await - before;
-    // Beside each claim's own call there may be a few calls for occasional load attempts.
+    // In addition to each claim's own call, there may be a few calls for occasional load attempts.
     let tries_max = 20 * (1 + started.elapsed().as_secs());
     assert!(calls <= CLAIMS + tries_max, "{calls} script calls for {CLAIMS} rejected claims");
     redis.query::<()>(&["DEL", lease]).await;

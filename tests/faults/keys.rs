@@ -236,8 +236,7 @@ async fn an_older_redis_copy_grants_nothing_after_a_restart() {
     older_copy(Row::begin("keys lost: an older copy of Redis' files, core restarted"), true).await;
 }
 
-/// Confirms and returns do not raise the sequence number. A copy that lacks only them must be detected
-/// nevertheless.
+/// Confirms and returns do not raise the sequence number. A copy that lacks only them must also be detected.
 async fn older_by_a_transition(row: Row, verb: &str, hold_seconds: Option<u32>) {
     let clock = Clock::new();
     let mut fixture = Fixture::on(Servers::start_on(&clock).await, CoreOptions::default()).await;

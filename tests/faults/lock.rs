@@ -192,7 +192,7 @@ async fn a_lease_is_renewed_while_its_work_runs() {
     let row = Row::begin("lease: renewed while the work runs");
     let locks = Locks::new().await;
     let (worker, other) = (locks.owner(), locks.owner());
-    // A machine that stands still for as long loses it.
+    // A machine that stalls for as long loses it.
     let ttl = Duration::from_secs(3);
     let lease = worker.try_acquire("work", ttl).await.unwrap();
     for _ in 0..8 {

@@ -173,8 +173,8 @@ async fn rows_lost_by_sql_are_rewritten_before_an_eviction() {
         holds(left == 0, || format!("{left} keys are still there\n{}", fixture.core.log()))
     })
     .await;
-    let standing = fixture.sql.claims("demo").await.iter().filter(|claim| claim.stands()).count();
-    assert_eq!(standing, 80, "claims that only Redis has must reach SQL first");
+    let active = fixture.sql.claims("demo").await.iter().filter(|claim| claim.is_active()).count();
+    assert_eq!(active, 80, "claims that only Redis has must reach SQL first");
     for id in checker.acknowledged() {
         fixture.core.look_up(&id).await.expect(200);
     }

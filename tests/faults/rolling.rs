@@ -70,7 +70,7 @@ impl Load {
         let decided = load.decided.into_inner();
         assert!(
             undecided.is_empty(),
-            "{} claims beside {decided} decided ones got no decision: {undecided:#?}",
+            "{} claims got no decision, {decided} others did: {undecided:#?}",
             undecided.len()
         );
         assert!(decided > 0);
@@ -264,7 +264,7 @@ async fn claims_continue_in_a_rolling_restart_behind_a_balancer() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn claims_continue_in_a_rolling_upgrade_from_the_last_version() {
     let Some(previous) = std::env::var_os("CLAIMGATE_PREVIOUS_BIN").map(PathBuf::from) else {
-        return say("NOT RUN cores of the previous version beside this one: use `tests/previous.sh`");
+        return say("NOT RUN cores of the previous version together with this one: use `tests/previous.sh`");
     };
     let row = Row::begin("cores of the previous version replaced one by one behind one edge");
     let _turn = heavy().await;
@@ -272,7 +272,9 @@ async fn claims_continue_in_a_rolling_upgrade_from_the_last_version() {
         return;
     };
     if layout_of(&pair).await != LAYOUT {
-        return say("NOT RUN cores of the previous version beside this one: their Redis layouts differ");
+        return say(
+            "NOT RUN cores of the previous version together with this one: their Redis layouts differ",
+        );
     }
     let edge = pair.edge(Runtime::Workerd, "previous").await;
     let mut call_count = 0;

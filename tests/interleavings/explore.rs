@@ -1,14 +1,15 @@
-//! Plays every combination of protocols, positions and fates, and prints the results as a matrix.
+//! Explores every combination of protocols, positions and fates, and prints the results as a matrix.
 //!
-//! Every ordered pair of protocols is played from each initial state where A has work, with A stopped before
-//! every third of its steps; the pairs of one A together play all of them. If a lease is held at that moment, the
-//! schedule is played once with the lease held and once with the lease expired. Each of A's steps is also crashed
-//! before, and its reply lost, followed by the same protocol again and by a recovery check. On PostgreSQL only pairs in
-//! which both protocols rewrite the campaign in Redis are played, without crashes and lost replies.
+//! Every ordered pair of protocols runs from each initial state where A has work, with A stopped before every
+//! third of its steps; the pairs of one A together cover all of them. If a lease is held at that moment, the
+//! schedule runs once with the lease held and once with the lease expired. Each of A's steps is also crashed
+//! before, and its reply lost, followed by the same protocol again and by a recovery check. On PostgreSQL
+//! only pairs in which both protocols rewrite the campaign in Redis are explored, without crashes and lost
+//! replies.
 //!
-//! `INTERLEAVINGS_ALL=1` plays every pair at every step and on both databases, with crashes and lost replies before
-//! every protocol. It also plays every pair with both protocols stopped, each before every step that may write.
-//! `INTERLEAVINGS_SHARE=4` plays one in four pairs, drawn by `SEED`.
+//! `INTERLEAVINGS_ALL=1` explores every pair at every step and on both databases, with crashes and lost
+//! replies before every protocol. It also explores every pair with both protocols stopped, each before every
+//! step that may write. `INTERLEAVINGS_SHARE=4` explores one in four pairs, drawn by `SEED`.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -27,7 +28,7 @@ use support::rng::Rng;
 
 /// Two workers per processor of the smallest supported machine: each waits for its servers half of the time.
 const WORKERS: usize = 4;
-/// Without `INTERLEAVINGS_ALL`, a pair without crashes plays every `STRIDE`th position of A.
+/// Without `INTERLEAVINGS_ALL`, a pair without crashes covers every `STRIDE`th position of A.
 const STRIDE: usize = 3;
 /// Number of failing schedules printed completely; further failures are printed as one line each.
 const PRINTED_MAX: usize = 12;
@@ -52,8 +53,8 @@ impl Pair {
         (self.database, self.initial, self.a, self.codes)
     }
 
-    /// Returns whether both protocols are played on this kind of campaign. Without `INTERLEAVINGS_ALL`, codes
-    /// are played only beside an upload and the giving of codes.
+    /// Returns whether both protocols apply to this kind of campaign. Without `INTERLEAVINGS_ALL`, campaigns
+    /// with codes are explored only if one of the protocols is about codes: an upload, or their assignment.
     fn is_meaningful(self) -> bool {
         let allowed =
             if self.codes { [Codes::Needed, Codes::Played] } else { [Codes::NotPlayed, Codes::Played] };
@@ -71,7 +72,7 @@ struct Failure {
     lines: Vec<String>,
 }
 
-/// One pair, and which of A's positions it plays: every `stride`-th, from `first` on.
+/// One pair, and which of A's positions it covers: every `stride`-th, from `first` on.
 #[derive(Debug, Clone, Copy)]
 struct Work {
     pair: Pair,
@@ -87,7 +88,7 @@ struct Tally {
     took: BTreeMap<Pair, Duration>,
     /// A's steps if B begins after A's end.
     steps: BTreeMap<Beginning, Vec<&'static str>>,
-    /// Positions of A that were played with a single pre-emption and held leases.
+    /// Positions of A that were explored with a single pre-emption and held leases.
     positions: BTreeMap<Beginning, BTreeSet<usize>>,
     failed: Vec<Failure>,
     unmet: Vec<Schedule>,
@@ -117,18 +118,18 @@ fn pairs() -> Vec<Pair> {
 fn drawn(mut pairs: Vec<Pair>) -> Vec<Pair> {
     let Ok(share) = std::env::var("INTERLEAVINGS_SHARE") else { return pairs };
     let share: u64 = share.parse().expect("INTERLEAVINGS_SHARE is a whole number");
-    let (mut rng, all) = (Rng::seeded("the pairs that are played"), pairs.len());
+    let (mut rng, all) = (Rng::seeded("the pairs that are explored"), pairs.len());
     pairs.retain(|pair| {
         let is_drawn = rng.next_number().is_multiple_of(share);
         is_drawn || [pair.a, pair.b].contains(&Protocol::Forget)
     });
-    println!("{} of {all} pairs are played", pairs.len());
+    println!("{} of {all} pairs are explored", pairs.len());
     pairs
 }
 
 /// Returns each ordered pair from each initial state where A has work. Without `INTERLEAVINGS_ALL`,
 /// PostgreSQL is used only for pairs in which both rewrite the campaign in Redis and more than the outbox may
-/// be lost. A composed protocol is played only beside those that [`Protocol::is_played_beside`] names.
+/// be lost. A composed protocol runs only with those that [`Protocol::runs_with`] names.
 fn all_pairs() -> Vec<Pair> {
     let mut pairs = Vec::new();
     for database in [Database::Sqlite, Database::Postgres] {
@@ -149,7 +150,7 @@ fn all_pairs() -> Vec<Pair> {
     }
     pairs.retain(|pair| pair.is_meaningful());
     pairs.retain(|pair| explores_all() || pair.database == Database::Sqlite || both_rewrite(*pair));
-    pairs.retain(|pair| explores_all() || pair.a.is_played_beside(pair.b) && pair.b.is_played_beside(pair.a));
+    pairs.retain(|pair| explores_all() || pair.a.runs_with(pair.b) && pair.b.runs_with(pair.a));
     // Pairs with the longest schedules come first. If such a pair started last, three workers would be idle.
     pairs.sort_by_key(|pair| !both_rewrite(*pair));
     pairs
@@ -171,7 +172,8 @@ fn every_interleaving_of_every_pair_keeps_all_guarantees() {
     assert!(tally.failed.is_empty(), "{} schedules broke a guarantee", tally.failed.len());
 }
 
-/// Shares A's positions out among the pairs with the same beginning, so that together they play each position.
+/// Shares A's positions out among the pairs with the same beginning, so that together they cover each
+/// position.
 fn shared_out(pairs: &[Pair]) -> VecDeque<Work> {
     let mut beginnings: BTreeMap<Beginning, usize> = BTreeMap::new();
     let mut ranks = Vec::new();
@@ -188,15 +190,16 @@ fn shared_out(pairs: &[Pair]) -> VecDeque<Work> {
     shares.collect()
 }
 
-/// Checks that each pair and each of A's positions was played, and that each step point of core was reached.
+/// Checks that each pair and each of A's positions was explored, and that each step point of core was
+/// reached.
 fn coverage_is_complete(tally: &Tally, pairs: &[Pair]) {
-    assert!(tally.unmet.is_empty(), "not played as written: {:?}", tally.unmet);
+    assert!(tally.unmet.is_empty(), "not run as written: {:?}", tally.unmet);
     for pair in pairs {
-        assert!(tally.played.contains_key(&(*pair, Fate::Preempted.name())), "{pair:?} was not played");
+        assert!(tally.played.contains_key(&(*pair, Fate::Preempted.name())), "{pair:?} was not explored");
         let beginning = pair.beginning();
         let positions: BTreeSet<usize> = (1..=tally.steps[&beginning].len() + 1).collect();
         let played = tally.positions.get(&beginning);
-        assert_eq!(played, Some(&positions), "positions of {beginning:?} that were not played");
+        assert_eq!(played, Some(&positions), "positions of {beginning:?} that were not explored");
     }
     if pairs.len() == all_pairs().len() {
         let reached = REACHED.lock().expect("the step points");

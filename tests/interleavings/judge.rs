@@ -1,4 +1,4 @@
-//! Lets both cores finish their work, and compares the callers' answers with Redis and SQL.
+//! Waits until both cores have finished their work, and compares the callers' answers with Redis and SQL.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -199,11 +199,11 @@ async fn new_callers_are_answered_by_the_rules(
     nodes: &[TestCore; 2],
     row: &Row,
 ) -> Judged {
-    let standing = || async {
+    let active = || async {
         let claims = play.world.sql.claims(&play.id).await;
-        claims.iter().filter(|claim| claim.stands()).map(|claim| claim.quantity).sum::<u64>()
+        claims.iter().filter(|claim| claim.is_active()).map(|claim| claim.quantity).sum::<u64>()
     };
-    let mut left = row.total.saturating_sub(standing().await);
+    let mut left = row.total.saturating_sub(active().await);
     let (mut heard, mut refusals) = (0, 0);
     while refusals < 2 && heard < FILL_MAX {
         let at = heard % 2;
@@ -278,7 +278,7 @@ fn acknowledged_claims_are_in_sql(play: &ScheduleRun<'_>, rows: &[SqlClaim]) -> 
         })?;
     }
     let acknowledged: BTreeSet<&str> = answers.claims.values().map(|claim| claim.id.as_str()).collect();
-    for row in rows.iter().filter(|row| row.stands()) {
+    for row in rows.iter().filter(|row| row.is_active()) {
         check(acknowledged.contains(row.id.as_str()), || {
             format!("SQL has {row:?}, which no caller received")
         })?;
@@ -287,8 +287,8 @@ fn acknowledged_claims_are_in_sql(play: &ScheduleRun<'_>, rows: &[SqlClaim]) -> 
 }
 
 fn limits_are_kept(play: &ScheduleRun<'_>, rows: &[SqlClaim]) -> Judged {
-    let standing: Vec<&SqlClaim> = rows.iter().filter(|row| row.stands()).collect();
-    let (units, most) = (standing.iter().map(|row| row.quantity).sum::<u64>(), play.answers.get());
+    let active: Vec<&SqlClaim> = rows.iter().filter(|row| row.is_active()).collect();
+    let (units, most) = (active.iter().map(|row| row.quantity).sum::<u64>(), play.answers.get());
     let most = most.total_max + most.units_asked;
     check(units <= most, || format!("{units} units are granted, at most {most} exist"))?;
     let mut sequences = BTreeMap::new();
@@ -339,8 +339,8 @@ async fn each_granted_claim_has_its_own_code(
 /// result must match.
 async fn both_stores_agree(play: &ScheduleRun<'_>, rows: &[SqlClaim]) -> Judged {
     let row = row(play).await.ok_or("the campaign is gone")?;
-    let standing: Vec<&SqlClaim> = rows.iter().filter(|row| row.stands()).collect();
-    let units: u64 = standing.iter().map(|row| row.quantity).sum();
+    let active: Vec<&SqlClaim> = rows.iter().filter(|row| row.is_active()).collect();
+    let units: u64 = active.iter().map(|row| row.quantity).sum();
     if let Some((taken, sequence)) = row.evicted {
         let last = rows.iter().map(|row| row.sequence).max().unwrap_or(0);
         return check(taken == units && sequence >= last, || {
@@ -352,7 +352,7 @@ async fn both_stores_agree(play: &ScheduleRun<'_>, rows: &[SqlClaim]) -> Judged 
     let records: BTreeMap<String, Vec<u8>> =
         play.world.redis.query(&["HGETALL", &key(&play.id, "users")]).await;
     let mut of_users: BTreeMap<&str, u64> = BTreeMap::new();
-    for row in &standing {
+    for row in &active {
         *of_users.entry(&row.user_id).or_default() += row.quantity;
     }
     for (user, record) in records.iter().filter(|(user, _)| *user != ".") {

@@ -1,5 +1,5 @@
 //! Two engines in one process, on one real Redis and one real database. Every placement of a pre-emption, a
-//! crash or a lost reply among the steps of two protocols is played. After each schedule all guarantees are
+//! crash or a lost reply among the steps of two protocols is explored. After each schedule all guarantees are
 //! checked.
 //!
 //! A failing schedule is printed as a list of steps, and as a line to replay: `INTERLEAVING="..." cargo test

@@ -1,4 +1,4 @@
-//! Prints the played schedules as tables for a terminal.
+//! Prints the explored schedules as tables for a terminal.
 
 use std::collections::BTreeMap;
 

@@ -28,7 +28,7 @@ pub enum Protocol {
     Add,
     /// An admin adds codes.
     Upload,
-    /// A core gives codes to claims granted before their codes were added.
+    /// A core assigns codes to claims granted before their codes were added.
     GiveCodes,
     /// One round of the relay.
     Relay,
@@ -89,7 +89,7 @@ pub const PROTOCOLS: [(Protocol, &str); 25] = [
     (Protocol::Forget, "forget"),
 ];
 
-/// Whether a protocol is played on campaigns with codes.
+/// Whether a protocol runs on campaigns with codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Codes {
     /// Only on these.
@@ -139,10 +139,10 @@ impl Protocol {
         }
     }
 
-    /// Returns whether the protocol is played beside `other`. Composed protocols, and protocols that resemble
-    /// a different one, are played only beside their parts; `raise`, `return`, `claims`, `relay` and
-    /// `fail-over` are played beside everything.
-    pub fn is_played_beside(self, other: Self) -> bool {
+    /// Returns whether the protocol runs concurrently with `other`. Composed protocols, and protocols that
+    /// resemble a different one, run only with their parts; `raise`, `return`, `claims`, `relay` and
+    /// `fail-over` run with everything.
+    pub fn runs_with(self, other: Self) -> bool {
         match self {
             Self::Add => [Self::Add, Self::Forget].contains(&other),
             Self::RequirePass => {
@@ -155,7 +155,7 @@ impl Protocol {
         }
     }
 
-    /// Returns whether the protocol is also played on a campaign with codes, and whether it is played only there.
+    /// Returns whether the protocol also runs on a campaign with codes, and whether it runs only there.
     pub fn codes(self) -> Codes {
         match self {
             Self::Upload | Self::GiveCodes => Codes::Needed,

@@ -51,7 +51,7 @@ const NOT_REACHED: &[(&str, &str)] = &[
     ("sql:import_claims", "used only by an import"),
     ("sql:end_import", "used only by an import"),
     ("sql:last_change", "read at the start, and in tests/interleavings/user_ids.rs"),
-    ("sql:set_user_ids", "reached in tests/interleavings/user_ids.rs, beside a reopening"),
+    ("sql:set_user_ids", "reached in tests/interleavings/user_ids.rs, during a reopening"),
     ("sql:pin_user_ids", "as above"),
     ("sql:restore_user_ids", "writes back what SQL has lost, unless another core has"),
 ];

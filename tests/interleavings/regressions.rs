@@ -3,7 +3,7 @@
 use super::schedule::Schedule;
 use super::world::World;
 
-/// Plays `line`; returns an error with all events if a guarantee was broken.
+/// Runs the schedule `line`; returns an error with all events if a guarantee was broken.
 async fn played(line: &str) -> Result<(), String> {
     let schedule: Schedule = line.parse()?;
     assert_eq!(schedule.to_string(), line, "a schedule must be printed as it is read");
@@ -12,14 +12,12 @@ async fn played(line: &str) -> Result<(), String> {
     match played.wrong {
         Some(wrong) => Err(format!("{line}\n{}\n{wrong}", played.lines.join("\n"))),
         // B may end before its recorded position, because the code has changed since.
-        None if !played.met[0] => {
-            Err(format!("{line}\n{}\nwas not played as written", played.lines.join("\n")))
-        }
+        None if !played.met[0] => Err(format!("{line}\n{}\ndid not run as written", played.lines.join("\n"))),
         None => Ok(()),
     }
 }
 
-/// Plays the schedule of `INTERLEAVING`; without it, one that has always passed.
+/// Runs the schedule of `INTERLEAVING`; without it, one that has always passed.
 #[tokio::test(flavor = "current_thread")]
 async fn replays_the_schedule_from_the_environment() {
     let line = std::env::var("INTERLEAVING");

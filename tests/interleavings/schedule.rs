@@ -1,4 +1,4 @@
-//! An order of two protocols' steps, which can be printed, parsed and played.
+//! An order of two protocols' steps, which can be printed, parsed and run.
 
 use std::fmt;
 use std::str::FromStr;

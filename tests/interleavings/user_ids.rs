@@ -1,5 +1,5 @@
-//! A change of user ids beside a reopened campaign. If both succeeded, users of the campaign would have a second
-//! allowance under their new ids.
+//! A change of user ids while a campaign is reopened. If both succeeded, users of the campaign would have a
+//! second allowance under their new ids.
 
 use axum::http::Method;
 use serde_json::json;
@@ -16,7 +16,7 @@ const USER: &str = "VR1TK4_EOYBS0Q3huZcMIdZCV7W7fd9cP4b-A0VjmlHPYacoMs";
 
 #[derive(Debug, Clone, Copy)]
 enum Change {
-    /// An admin opens the campaign, which has ended, again.
+    /// An admin reopens the campaign after its end.
     Reopen,
     /// An admin sets the user ids.
     Set,

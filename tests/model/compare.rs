@@ -53,7 +53,7 @@ fn same_counters(model: &Model, users: &Fields) -> Result<(), String> {
     let owners: BTreeSet<&String> = model.claims.keys().map(|(user, _)| user).collect();
     for owner in &owners {
         let record = users.get(owner.as_bytes()).ok_or_else(|| format!("{owner} has no record"))?;
-        same(&(*owner, model.standing(owner)), &(*owner, user_counters(record)))?;
+        same(&(*owner, model.counters_of(owner)), &(*owner, user_counters(record)))?;
     }
     same(&owners.len(), &(users.len() - 1))
 }

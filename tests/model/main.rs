@@ -27,7 +27,7 @@ use run::Tally;
 /// Operations on one campaign; then another campaign follows under the next seed.
 const ONE_RUN: u64 = 2500;
 const ONE_RUN_HTTP: u64 = 1000;
-/// Only one in this many operations is played over HTTP.
+/// Only one in this number of operations is run over HTTP.
 const HTTP_SHARE: u64 = 25;
 const OPERATIONS: u64 = 100_000;
 /// A core that is late at more than one in this many operations is too slow, unless the machine is.
@@ -55,7 +55,7 @@ async fn the_system_agrees_with_the_model() {
     assert!(is_in_time || support::process::is_slow(), "{tally:?}");
 }
 
-/// A machine that stands still for a second does not count as a difference.
+/// A machine that stalls for a second does not count as a difference.
 #[tokio::test(flavor = "current_thread")]
 async fn a_late_answer_of_redis_is_not_a_difference() {
     let played = run::play_with_stalls(STALLED_SEED, 800, 10).await;

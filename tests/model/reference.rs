@@ -322,14 +322,14 @@ impl Model {
     }
 
     fn taken_by(&self, user: &str, day: Option<i64>) -> u64 {
-        let standing = |claim: &&Claim| matches!(claim.view.status, Status::Granted | Status::Held);
-        let claims = self.claims_of(user).filter(standing);
+        let is_active = |claim: &&Claim| matches!(claim.view.status, Status::Granted | Status::Held);
+        let claims = self.claims_of(user).filter(is_active);
         let counted = claims.filter(|claim| day.is_none_or(|day| claim.day == day));
         counted.map(|claim| u64::from(claim.view.quantity)).sum()
     }
 
     /// Returns a user's current day, units on that day, and units in total.
-    pub fn standing(&self, user: &str) -> (u64, u64, u64) {
+    pub fn counters_of(&self, user: &str) -> (u64, u64, u64) {
         let day = self.claims_of(user).map(|claim| claim.day).max().unwrap_or(0);
         let today = self.taken_by(user, Some(day));
         (day.unsigned_abs(), today, self.taken_by(user, None))

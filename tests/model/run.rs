@@ -1,4 +1,4 @@
-//! Plays one campaign on the model and the system in parallel; the first difference ends the run.
+//! Runs one campaign on the model and the system in parallel; the first difference ends the run.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::{self, Debug};
@@ -50,7 +50,7 @@ impl Tally {
     }
 }
 
-/// One campaign being played.
+/// One run: a campaign on the model and the system.
 struct Run {
     rng: Rng,
     sql_rng: Rng,
@@ -70,13 +70,14 @@ struct Run {
     history: VecDeque<String>,
 }
 
-/// Plays the campaign of `seed` for `operations` operations; `Err` describes the difference and the last
+/// Runs the campaign of `seed` for `operations` operations; `Err` describes the difference and the last
 /// operations.
 pub async fn play(seed: u64, operations: u64) -> Result<Tally, String> {
     play_with_stalls(seed, operations, 0).await
 }
 
-/// Plays a campaign like [`play`], and stops Redis before about `stalls` of 100 operations until a call gets no answer.
+/// Runs a campaign like [`play`], and stops Redis before about `stalls` of 100 operations until a call gets
+/// no answer.
 pub async fn play_with_stalls(seed: u64, operations: u64, stalls: u32) -> Result<Tally, String> {
     let (rng, generator, rules) = Generator::of(seed);
     let system = System::start(&rules, generator.begins_at).await;

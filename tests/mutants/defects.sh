@@ -270,8 +270,8 @@ defect lost_rows_not_rescued core/src/engine/lifecycle/recovery.rs \
     'if (totals.taken, totals.revisions) == (suspended.taken, revisions) {' \
     'if totals.revisions < u64::MAX {' faults registers::rows_lost_by_sql
 defect grants_written_before_returns core/src/engine/lifecycle/recovery.rs \
-    'lacking.sort_by_key(|(_, claim)| (stands(claim), claim.sequence));' \
-    'lacking.sort_by_key(|(_, claim)| (!stands(claim), claim.sequence));' faults registers::claims_on_returned_units
+    'lacking.sort_by_key(|(_, claim)| (is_active(claim), claim.sequence));' \
+    'lacking.sort_by_key(|(_, claim)| (!is_active(claim), claim.sequence));' faults registers::claims_on_returned_units
 defect lost_rows_not_reported core/src/jobs/lost_rows.rs 'snapshot.backlog + totals.revisions' 'snapshot.revisions' \
     faults registers::rows_lost_by_sql_are_reported
 defect foreign_keys_dropped_though_served core/src/engine/lifecycle/foreign.rs \

@@ -41,7 +41,7 @@ pub enum CampaignCommand {
     Pause(IdArgs),
     /// Resume a paused campaign
     Resume(IdArgs),
-    /// End a campaign for good
+    /// End a campaign permanently
     End(EndArgs),
     /// Import past claims from a CSV file; the campaign must be scheduled or paused
     Import(ImportArgs),
@@ -299,7 +299,7 @@ impl IdArgs {
 impl EndArgs {
     async fn run(self) -> Result<(), CallError> {
         let id = &self.campaign.id;
-        self.confirm.confirm(&format!("this ends {id} for good"), id.as_str())?;
+        self.confirm.confirm(&format!("this ends {id} permanently"), id.as_str())?;
         self.campaign.run(async |core, id| core.admin.end(id).await).await
     }
 }

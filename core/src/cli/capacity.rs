@@ -64,7 +64,7 @@ pub struct CapacityArgs {
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct Plan {
-    /// Redis servers that take writes.
+    /// Number of Redis servers that accept writes.
     redis_primaries: u64,
     /// Total number of Redis replicas.
     redis_replicas: u64,

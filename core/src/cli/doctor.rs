@@ -12,7 +12,7 @@ use super::printer::show;
 use crate::config::{Config, Secrets, ServeArgs, data_dir};
 use crate::doctor::{Finding, Report, Setup, Severity, examine};
 
-/// `claimgate doctor`: takes the arguments of `serve`.
+/// `claimgate doctor`: accepts the arguments of `serve`.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
     /// Print the answer as JSON

@@ -82,7 +82,7 @@ async fn served_with_another_redis(
         Finding::breaks(
             "belonging.redis",
             "this database is served with another Redis, not with this one",
-            "give every core the same CLAIMGATE_REDIS_URL; if the other Redis is gone for good, start core: it takes over \
+            "give every core the same CLAIMGATE_REDIS_URL; if the other Redis is permanently gone, start core: it takes over \
              once no core has served with the other Redis for 30 s, or immediately with --take-over",
         )
     }))

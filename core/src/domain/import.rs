@@ -223,8 +223,8 @@ impl Import {
 
     /// Records an existing claim of the campaign, which must not be revoked.
     pub fn mark_existing(&mut self, user: &UserId, claim: &ClaimRecord) {
-        let stands = matches!(claim.status, ClaimStatus::Granted | ClaimStatus::Held);
-        let units = if stands { u64::from(claim.quantity) } else { 0 };
+        let is_active = matches!(claim.status, ClaimStatus::Granted | ClaimStatus::Held);
+        let units = if is_active { u64::from(claim.quantity) } else { 0 };
         self.taken += units;
         if let Some(number) = self.users.get(user) {
             self.usage[*number as usize].ever += units;

@@ -55,7 +55,7 @@ pub struct Engine {
     pub replicas: Replicas,
     /// Restricts all callers to one scheme of user ids.
     pub user_ids: UserIds,
-    /// Counts refused claims, and takes the reports of edges.
+    /// Counts refused claims, and receives the reports of edges.
     pub refusals: Refusals,
     /// Reports on campaigns' demand.
     pub reports: Reports,

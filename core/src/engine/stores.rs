@@ -217,7 +217,7 @@ impl Stores {
         if let Err(StoreError::Redis(RedisStoreError::Unavailable(_) | RedisStoreError::NotReplicated(_))) =
             first
         {
-            // The call may have taken effect nevertheless.
+            // The call may still have taken effect.
             handle.notify_relay();
         }
         match first {

@@ -287,19 +287,21 @@ async fn drop_evicted(engine: &Engine) {
         ticks.tick().await;
         match timeout(DROP, engine.recovery.drop_evicted()).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::debug!(%error, "keys of evicted campaigns are not dropped yet"),
-            Err(_) => tracing::debug!("keys of evicted campaigns are not dropped in time"),
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "dropping the keys of evicted campaigns failed; will retry");
+            }
+            Err(_) => tracing::debug!("dropping the keys of evicted campaigns timed out; will retry"),
         }
     }
 }
 
-/// Gives codes to claims that were granted before their codes were added.
+/// Assigns codes to claims that were granted before their codes were added.
 async fn give_pending_codes(engine: &Engine) {
     let mut ticks = ticks_every(REFRESH);
     loop {
         ticks.tick().await;
         if let Err(error) = engine.claims.give_pending_codes().await {
-            tracing::debug!(%error, "cannot give codes to claims yet");
+            tracing::debug!(%error, "assigning codes to claims failed; will retry");
         }
     }
 }

@@ -1,5 +1,5 @@
 //! The isolate's fetched key set: when it is fresh, when it is fetched again, and how long it is used while
-//! its source is away.
+//! its source is unreachable.
 
 use std::cell::RefCell;
 use std::rc::Rc;

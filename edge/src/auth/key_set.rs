@@ -76,7 +76,7 @@ struct Jwk {
 }
 
 impl KeySet {
-    /// Parses a key set. Keys that may not verify tokens are ignored: a provider may publish others beside
+    /// Parses a key set. Keys that may not verify tokens are ignored: a provider may publish others besides
     /// them. `allowed` lists the algorithms of `USER_JWT_ALG`, if that is set.
     pub fn parse(json: &[u8], allowed: Option<&[Algorithm]>) -> Result<Self, KeySetError> {
         let document: Document<'_> =

@@ -2,9 +2,9 @@
 //! releasing it.
 //!
 //! Fails in the gap: the check and the delete are two steps, and the lease may end between them. Then the
-//! `DEL` releases the next holder's lock, and a third caller enters beside that holder. This is rarer than
-//! without an owner, so the mistake is found later. Cost: 5 round trips per grant, plus one per try of the
-//! lock.
+//! `DEL` releases the next holder's lock, and a third caller enters at the same time as that holder. This is
+//! rarer than without an owner, so the mistake is found later. Cost: 5 round trips per grant, plus one per
+//! try of the lock.
 
 use std::time::Duration;
 

@@ -2,8 +2,8 @@
 //!
 //! Fails if the work takes longer than the lease. The slow holder wakes up, writes a value computed from an
 //! outdated stock (this oversells), and deletes a lock that now belongs to another caller. Then a third
-//! caller enters beside the second. No lease is safe: a pause of the garbage collector is enough. Cost: 4
-//! round trips per grant, plus one per try of the lock.
+//! caller enters at the same time as the second. No lease is safe: a pause of the garbage collector is
+//! enough. Cost: 4 round trips per grant, plus one per try of the lock.
 
 use std::time::Duration;
 

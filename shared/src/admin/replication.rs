@@ -32,7 +32,7 @@ pub struct PrimaryState {
 #[derive(Debug, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SetState {
-    /// The primary that core takes writes from.
+    /// The primary to which core writes.
     pub primary: String,
     /// Replicas that have every acknowledged claim. Any such replica may be promoted.
     pub members: Vec<String>,

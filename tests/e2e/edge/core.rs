@@ -279,7 +279,7 @@ fn a_slow_core_causes_only_grants_and_503s() {
         let (_, unknown) = check_answers("slow", (&answers, back_after));
         assert!(unknown > 0);
         drop(crowd);
-        // The claim was decided nevertheless: a retry returns it.
+        // The claim was still decided: a retry returns it.
         let _ = world.claim("slow", "u0", "k").await.expect(200);
     });
 }

@@ -1,4 +1,4 @@
-//! Passes at the real edge: who may claim from a campaign that requires one, and until when.
+//! Passes at the real edge: who may claim from a campaign that requires one, and when the rule ends.
 
 use claimgate_client::{ClaimCall, Edge as EdgeClient, NamedKey, Pass, UserIdRule};
 use claimgate_shared::{Code, Quantity, Timestamp};

@@ -239,7 +239,7 @@ impl Provider {
     }
 }
 
-/// An RSA key that providers publish beside the one that signs.
+/// An RSA key that providers publish besides the one that signs.
 fn other_rsa() -> &'static Issuer {
     static OTHER: OnceLock<Issuer> = OnceLock::new();
     OTHER.get_or_init(Issuer::rsa)

@@ -158,7 +158,7 @@ impl<'a> Claim<'a> {
     /// earlier state than a previous one.
     fn is_lost(&self) -> bool {
         let Some(furthest) = self.acknowledged().map(|(_, status)| status).max() else { return false };
-        let stands = self.row.is_some_and(|row| {
+        let is_acknowledged = self.row.is_some_and(|row| {
             let same = self.calls.iter().filter_map(|record| record.is());
             let mut same = same.map(|(_, sequence, units, _)| (sequence, units));
             Status::of(&row.status) >= Some(furthest)
@@ -167,7 +167,7 @@ impl<'a> Claim<'a> {
         let falls_back = |(later, status): (&CallRecord, Status)| {
             self.acknowledged().any(|(earlier, was)| earlier.ended <= later.began && status < was)
         };
-        !stands || self.acknowledged().any(falls_back)
+        !is_acknowledged || self.acknowledged().any(falls_back)
     }
 
     /// Returns whether two answers report different claims.
@@ -180,8 +180,8 @@ impl<'a> Claim<'a> {
     /// Returns the time during which the claim certainly counted: from its acknowledgement until its return
     /// was requested.
     fn certain(&self) -> Option<Span> {
-        let standing = self.acknowledged().filter(|(_, status)| *status != Status::Returned);
-        let from = standing.map(|(record, _)| record.ended).min()?;
+        let counting = self.acknowledged().filter(|(_, status)| *status != Status::Returned);
+        let from = counting.map(|(record, _)| record.ended).min()?;
         let upto =
             self.calls.iter().filter(|record| record.call == Call::Return).map(|record| record.began).min();
         (upto.is_none_or(|upto| from < upto)).then_some(Span { from, upto, units: self.units })
@@ -215,7 +215,7 @@ fn shared_sequences(claims: &Claims<'_>) -> usize {
 /// moment.
 fn over(claims: &Claims<'_>, rows: &[SqlClaim], limits: Limits) -> u64 {
     let in_sql: Vec<_> =
-        rows.iter().filter(|row| row.stands()).map(|row| (row.user_id.as_str(), row.quantity)).collect();
+        rows.iter().filter(|row| row.is_active()).map(|row| (row.user_id.as_str(), row.quantity)).collect();
     let certain: Vec<_> = claims.values().filter_map(|claim| Some((claim.user, claim.certain()?))).collect();
     let beyond = |user: Option<&str>, limit: Option<u64>| {
         let of_them = |other: &str| user.is_none_or(|user| user == other);

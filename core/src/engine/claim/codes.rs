@@ -1,4 +1,4 @@
-//! Counts codes, and gives codes to claims that were granted before their codes were added.
+//! Counts codes, and assigns codes to claims that were granted before their codes were added.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::engine::error::EngineError;
 use crate::store::redis::scripts::calls::RulesReply;
 use crate::{metrics, step};
 
-/// Maximum number of attempts to give codes.
+/// Maximum number of attempts to store assigned codes.
 const GIVE_TRIES: u32 = 20;
 /// Pause between attempts. The relay acknowledges entries within milliseconds of its commit.
 const GIVE_AGAIN: Duration = Duration::from_millis(10);
@@ -41,14 +41,14 @@ impl Claims {
         Ok(self.campaigns.stores.sql.audit_codes_read(id, who, at).await?)
     }
 
-    /// Gives codes to claims that were granted before their codes were added, in all campaigns. Counts the
-    /// claims that still lack codes, for the alarm.
+    /// Assigns codes to claims that were granted before their codes were added, in all campaigns. Counts the
+    /// claims that are still without codes, for the alarm.
     pub async fn give_pending_codes(&self) -> Result<(), EngineError> {
         let sql = &self.campaigns.stores.sql;
         for campaign in sql.campaigns_with_pending_codes().await? {
             if let Err(error) = self.give_pending_codes_of(&campaign).await {
                 // Another campaign's Redis may be available. The next round tries again.
-                tracing::debug!(%error, campaign = %campaign.id, "cannot give codes to claims yet");
+                tracing::debug!(%error, campaign = %campaign.id, "assigning codes to claims failed; will retry");
             }
         }
         metrics::claims_without_codes(sql.all_claims_without_codes().await?.values().sum());

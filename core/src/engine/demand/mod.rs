@@ -1,5 +1,5 @@
-//! The demand for campaigns: refused claims and the report. Counts the claims that this core refuses, takes
-//! the reports of edges, and writes both to SQL.
+//! The demand for campaigns: refused claims and the report. Counts the claims that this core refuses,
+//! receives the reports of edges, and writes both to SQL.
 //!
 //! A single writer writes all reports that arrived during its last transaction in the next one. So the cost
 //! in SQL does not grow with the number of edges, and no two transactions of a core wait for the same row.
@@ -29,7 +29,7 @@ use crate::domain::refusals::Report;
 /// Maximum number of edges' reports that wait to be written.
 const QUEUE_MAX: usize = 1_024;
 
-/// Counts refused claims, and takes the reports of edges.
+/// Counts refused claims, and receives the reports of edges.
 #[derive(Debug, Clone)]
 pub struct Refusals {
     shared: Arc<Shared>,

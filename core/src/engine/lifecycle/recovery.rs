@@ -214,7 +214,7 @@ impl Recovery {
         let relayed = self.relay_suspended(handle, suspended.epoch).await?;
         if may_be_whole && let Some(adopted) = self.adopt(handle, &row, &suspended, relayed).await? {
             let (epoch, seconds) = (adopted.epoch.get(), started.elapsed().as_secs_f64());
-            tracing::info!(campaign = %adopted.id, epoch, relayed, seconds, "adopted as it stands in Redis");
+            tracing::info!(campaign = %adopted.id, epoch, relayed, seconds, "adopted unchanged from Redis");
             metrics::ADOPTIONS.add(1);
             self.record_recovered(handle, adopted);
             handle.request_row_check();
@@ -370,8 +370,9 @@ impl Recovery {
     ) -> Result<u64, RecoveryError> {
         // A scan may return a claim twice. Returned claims are written before the claims that were granted
         // with their units, so that SQL never counts more units than were taken.
-        let stands = |claim: &ClaimRecord| matches!(claim.status, ClaimStatus::Granted | ClaimStatus::Held);
-        lacking.sort_by_key(|(_, claim)| (stands(claim), claim.sequence));
+        let is_active =
+            |claim: &ClaimRecord| matches!(claim.status, ClaimStatus::Granted | ClaimStatus::Held);
+        lacking.sort_by_key(|(_, claim)| (is_active(claim), claim.sequence));
         lacking.dedup_by_key(|(_, claim)| claim.sequence);
         // The total at the time of the decision is unknown, but Redis' count never exceeds it.
         let limit_at_decision = row.limits.total.map(|total| u64::from(total).max(suspended.taken));

@@ -29,7 +29,7 @@ pub enum ServingError {
     /// Another core serves the database with a different Redis.
     #[error(
         "CLAIMGATE_REDIS_URL: another core serves this database with another Redis; give both cores the same one. If \
-         that core is gone for good, wait 30 s or start with --take-over"
+         that core is permanently gone, wait 30 s or start with --take-over"
     )]
     AnotherRedis,
     /// The keys in Redis have this layout, which this version can neither use nor convert.
@@ -65,9 +65,9 @@ pub struct ServingRight {
 }
 
 impl ServingRight {
-    /// Claims the database `sql` for `redis`. If a different Redis is recorded, waits until no core has
-    /// served with that one for 30 s. With `take_over` it does not wait: the operator has stated that no core
-    /// serves with the other Redis.
+    /// Records that the database `sql` is served with `redis`. If a different Redis is recorded, waits until
+    /// no core has served with that one for 30 s. With `take_over` it does not wait: the operator has stated
+    /// that no core serves with the other Redis.
     pub async fn claim(redis: Arc<RedisStore>, sql: SqlStore, take_over: bool) -> Result<Self, ServingError> {
         check_layout(&redis).await?;
         let store_id = redis.store_id().await?;

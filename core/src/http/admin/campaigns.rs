@@ -149,7 +149,7 @@ pub async fn resume(Operator(caller, engine): Operator, PathCampaign(id): PathCa
     set_admin_state(&engine, &caller, &id, AdminState::On, "resume").await
 }
 
-/// Ends a campaign for good.
+/// Ends a campaign permanently.
 #[utoipa::path(
     post, path = "/admin/v1/campaigns/{id}/end", tag = "admin", operation_id = "endCampaign",
     params(("id" = CampaignId, Path)),

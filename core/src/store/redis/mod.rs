@@ -302,7 +302,7 @@ impl RedisStore {
     /// Calls a script on a campaign.
     ///
     /// # Errors
-    /// The script may have taken effect nevertheless.
+    /// The script may still have taken effect.
     pub async fn call<C: CampaignCall>(
         &self,
         session: &mut Session,
@@ -517,7 +517,7 @@ impl RedisStore {
     /// Returns the random id that identifies this Redis; creates it if it is missing.
     ///
     /// # Errors
-    /// The id may have been created nevertheless.
+    /// The id may still have been created.
     pub async fn store_id(&self) -> Result<String, RedisStoreError> {
         let id: Option<String> =
             self.query("redis:store_id", Slot::of(keys::STORE), redis::cmd("GET").arg(keys::STORE)).await?;

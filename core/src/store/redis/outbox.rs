@@ -282,7 +282,7 @@ impl RedisStore {
     /// have different entries under these ids. Returns the number of events left.
     ///
     /// # Errors
-    /// The entries may have been removed nevertheless.
+    /// The entries may still have been removed.
     pub async fn acknowledge(
         &self,
         session: &mut Session,
@@ -309,7 +309,7 @@ impl RedisStore {
     /// the entry was already removed.
     ///
     /// # Errors
-    /// The entry may have been moved nevertheless.
+    /// The entry may still have been moved.
     pub async fn dead_letter(
         &self,
         session: &mut Session,

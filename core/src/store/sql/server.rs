@@ -350,8 +350,8 @@ const PRAGMAS: [&str; 7] = [
 ];
 
 /// Prepares a new connection. PostgreSQL gets limits and planner settings. SQLite gets readers that run
-/// beside the writer, commits that survive a power failure, and a lock timeout that is shorter than any
-/// caller's limit.
+/// concurrently with the writer, commits that survive a power failure, and a lock timeout that is shorter
+/// than any caller's limit.
 pub async fn prepare(connection: &mut AnyConnection) -> Result<(), sqlx::Error> {
     if connection.backend_name() != "SQLite" {
         sqlx::raw_sql(SERVER_SETTINGS).execute(&mut *connection).await?;

@@ -102,7 +102,7 @@ pub fn read_rules(bytes: &[u8], admin_state: u64) -> Option<AppliedRules> {
     })
 }
 
-/// Returns until when `rule` requires a pass, in milliseconds.
+/// Returns the time until which `rule` requires a pass, in milliseconds.
 fn pass_until(rule: Option<PassRule>) -> u64 {
     rule.map_or(0, |rule| rule.until().map_or(NEVER, ms))
 }
