@@ -17,7 +17,7 @@ export class ClaimgateButton extends HTMLElement {
 	quantity: number;
 	/** The edge's address. Default: where the script comes from. */
 	base: string;
-	/** Claims, as a click does. Resolves once the outcome is shown. */
+	/** Sends a claim, as a click on the button does. Resolves when the outcome is shown. */
 	claim(): Promise<void>;
 }
 

@@ -17,7 +17,7 @@
 --
 -- Replies
 --   {'done'}
---   {'late'}    the keys that this token suspended are gone: a newer loader took over, or the keys were lost; or keys of
+--   {'late'}    the keys that this token suspended are missing: a newer loader took over, or the keys were lost; or keys of
 --               another layout would be adopted. Nothing was changed
 
 local epoch, token, step = ARGV[2], ARGV[3], ARGV[4]

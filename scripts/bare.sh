@@ -249,7 +249,7 @@ inside() {
 
 # --- the run --------------------------------------------------------------------------------------------
 
-# `--inside`: this script as the first process of a namespace. When this process exits, the kernel ends all other
+# `--inside`: this script as the first process of a namespace. When this process exits, the kernel kills all other
 # processes of the namespace.
 if [ "${1:-}" = --inside ]; then
     mode=$2 work=$3 tools=$4 root=$3/root
@@ -276,7 +276,7 @@ work=$(mktemp -d "$PWD/target/bare.XXXXXX")
 root=$work/root inside_pid='' tools=''
 clean_up() {
     trap '' INT TERM HUP
-    # Killing the namespace's first process ends its other processes and removes its mounts.
+    # Killing the namespace's first process kills its other processes and removes its mounts.
     if [ -n "$inside_pid" ]; then
         kill -KILL "$inside_pid" 2>/dev/null || true
         wait "$inside_pid" 2>/dev/null || true

@@ -6,7 +6,7 @@ declare -A names=() logs=() # by process id
 
 die() { echo "$*" >&2; exit 1; }
 
-# Starts a program in the background under the name $1 with the log $2. pdeathsig ends the program even after `kill -9`
+# Starts a program in the background under the name $1 with the log $2. pdeathsig stops the program even after `kill -9`
 # of the script.
 start() {
     local name=$1 log=$2
@@ -25,14 +25,14 @@ gone_within() { # TENTHS PROCESS (a negative number for a group)
     return 1
 }
 
-# Ends all processes whose name matches the pattern $1, concurrently.
+# Stops all processes whose name matches the pattern $1, concurrently.
 stop() {
     local process processes=()
     for process in "${!names[@]}"; do
         # shellcheck disable=SC2053 # a pattern
         if [[ ${names[$process]} == $1 ]]; then processes+=("$process"); fi
     done
-    # Signals only the leader: core must relay its outboxes before its Redis ends.
+    # Signals only the leader: core must relay its outboxes before its Redis stops.
     for process in "${processes[@]}"; do kill -TERM "$process" 2>/dev/null || true; done
     for process in "${processes[@]}"; do
         gone_within 150 "$process" || true

@@ -5,7 +5,7 @@ use crate::client::{TURNS, Template};
 /// One campaign, or 1,000 that share every load evenly.
 #[derive(Debug)]
 pub struct Campaigns {
-    /// Claims from the campaigns round-robin.
+    /// The request of a claim from the campaigns, round-robin.
     pub request: Template,
     /// Each campaign with its number of granted claims.
     granted: Vec<(String, u64)>,

@@ -36,7 +36,7 @@ const RETRIES_MAX: u64 = 10_000;
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 /// Number of campaigns that requests use round-robin.
 pub const TURNS: u64 = 1_000;
-/// Digits of a turn's number.
+/// Number of digits of a turn's number.
 const TURN_DIGITS: usize = 3;
 /// Marks the timer's events, which have no connection.
 const TIMER: u64 = u64::MAX;

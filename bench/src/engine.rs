@@ -24,12 +24,12 @@ use crate::checks;
 use crate::codes_file::codes_file;
 use crate::redis::{self, Fsync};
 
-/// Claims in flight.
+/// Number of claims in flight.
 const TASKS: usize = 1024;
 /// Limit of the outbox, above what any measurement produces, so that no claim gets 503 for a full outbox.
 const OUTBOX_MAX: u64 = 10_000_000;
 
-/// Tries of a claim before it fails.
+/// Maximum number of tries of a claim.
 const TRIES: u32 = 5;
 
 /// Limits of every campaign of the benchmark: all three are checked, none is reached.

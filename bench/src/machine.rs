@@ -15,10 +15,10 @@ pub const CALIBRATION_SPREAD_MAX: f64 = 0.15;
 /// Maximum share of the machine's CPU that other processes and the hypervisor may use.
 pub const OTHERS_SHARE_MAX: f64 = 0.10;
 
-/// Cores of the reference machine of `docs/performance.md`. More cores hardly shorten a run: most of its
-/// servers use only one or two.
+/// Number of cores of the reference machine of `docs/performance.md`. More cores hardly shorten a run: most
+/// of its servers use only one or two.
 const REFERENCE_CORES: usize = 2;
-/// Number of sorts of the reference machine within [`SLOWNESS_WINDOW`], on all its cores.
+/// Number of sorts that the reference machine completes within [`SLOWNESS_WINDOW`] on all its cores.
 const REFERENCE_SORTS: f64 = 3_600.0;
 const SORTED_NUMBERS: u64 = 1 << 16;
 /// Spans several periods of a processor quota (100 ms by default), so that a machine stopped half of the time

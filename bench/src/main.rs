@@ -182,7 +182,7 @@ fn session(cli: &Cli, wanted: &[&'static Group], slowness: f64, started: Instant
 }
 
 /// Measures until everything is done, a signal arrives, or the time limit expires. Returns why it ended
-/// early. Ends all its servers.
+/// early. Stops all its servers.
 async fn measure_or_stop(
     session: &mut Session,
     wanted: &[&'static Group],

@@ -10,7 +10,7 @@ use crate::session::Session;
 
 const STYLE: &str = include_str!("page.css");
 
-/// Sizes of a chart, in SVG units.
+/// Width of a chart, in SVG units; the next sizes are those of its parts.
 const WIDTH: f64 = 860.0;
 const NAMES: f64 = 300.0;
 const BARS: f64 = 400.0;

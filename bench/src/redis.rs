@@ -8,7 +8,7 @@ use support::process::free_address;
 use support::wait::holds;
 use support::{RedisServer, RedisView, SOON, eventually};
 
-/// Tries of a query before it fails.
+/// Maximum number of tries of a query.
 const TRIES: u32 = 10;
 
 /// Redis' setting `appendfsync`.

@@ -28,7 +28,7 @@ const en = {
 	noClaims: "No claims match.", readingClaims: "Reading claims…", noClaimsRead: "Core could not read the claims. Please try again.",
 	campaigns: "Campaigns", campaignsNote: "{listed} of {total}", campaignsMore: "the busiest {listed} of {total}", find: "Find by id or name", campaign: "Campaign", state: "State",
 	left: "Left", ofTotal: "of {total}", unlimited: "unlimited", backlog: "Waiting for SQL", actions: "Actions", notFound: "No campaign matches “{text}”. To find one that is not listed, enter its full id.",
-	noCampaigns: "There are no campaigns yet.", notLive: "as of {at}", unknown: "unknown", notReady: "counters are being rebuilt, or its Redis is down", importing: "an import is unfinished", withoutCodes: "winners without a code: {claims_without_codes}",
+	noCampaigns: "There are no campaigns yet.", notLive: "as of {at}", unknown: "unknown", notReady: "counters are being rebuilt, or its Redis is down", importing: "an import is unfinished", withoutCodes: "granted claims without codes: {claims_without_codes}",
 	states: { scheduled: "Scheduled", open: "Open", paused: "Paused", sold_out: "Sold out", ended: "Ended" },
 	nodes: "Redis and SQL", primary: "primary", replicas: "replicas: {names}", behind: "behind: {names}", refusedPrimary: "its claims are not acknowledged",
 	thisCore: "this core", decisions: "{per_s} decisions/s", since: "since {at}", coresNote: "SQL is down: other cores are unknown.",

@@ -184,7 +184,7 @@ pub struct Config {
     pub webhook_retry: Duration,
     /// Origin of the claim page, without a trailing slash, for the dashboard's links.
     pub page_url: Option<String>,
-    /// Where traces are sent, if anywhere.
+    /// The collector of traces; `None` if none are sent.
     pub traces: Option<TraceTarget>,
     /// Whether to serve the database even if it was last served with a different Redis.
     pub take_over: bool,

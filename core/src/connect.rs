@@ -17,7 +17,7 @@ const NEXT_ADDRESS_AFTER: Duration = Duration::from_millis(250);
 /// may swallow packets.
 ///
 /// # Errors
-/// That of the last failed attempt, once all have failed.
+/// The error of the last attempt, if all attempts have failed.
 pub async fn connect(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
     let mut untried = addresses.iter();
     let mut attempts = FuturesUnordered::new();

@@ -41,7 +41,7 @@ enum Message {
 pub struct Log(SyncSender<Message>);
 
 impl Log {
-    /// Starts logging, in JSON or as text; `RUST_LOG` sets the level. Panics are logged, too.
+    /// Starts logging, in JSON or as text; `RUST_LOG` sets the level. Panics are also logged.
     ///
     /// # Errors
     /// If the thread cannot be started.

@@ -37,7 +37,7 @@ declare! { describe:
     describe_gauge UP = "claimgate_up", "1 if the part works: redis, sql";
     describe_gauge REFUSED = "claimgate_primaries_refused" in Count, "Redis primaries whose claims are not acknowledged, because acknowledged claims may be missing";
     describe_gauge REPLICAS_MISSING = "claimgate_replicas_missing" in Count, "Replicas that must have a claim before it is acknowledged, but are down or have fallen behind";
-    describe_gauge CLAIMS_WITHOUT_CODES = "claimgate_claims_without_codes" in Count, "Granted claims that wait for codes: add codes to their campaigns";
+    describe_gauge CLAIMS_WITHOUT_CODES = "claimgate_claims_without_codes" in Count, "Granted claims without codes: add codes to their campaigns";
     describe_counter UNAVAILABLE = "claimgate_unavailable_total", "Answers with 503, by problem code and reason";
     describe_gauge BUILD_INFO = "claimgate_build_info", "Always 1; the label is the version";
 }
@@ -234,7 +234,7 @@ pub fn webhooks(disabled: usize, waiting: u64, parked: u64) {
     gauge!(WEBHOOK_EVENTS, "state" => "parked").set(parked as f64);
 }
 
-/// Sets how many granted claims wait for codes.
+/// Sets the number of granted claims without codes.
 pub fn claims_without_codes(claims: u64) {
     #[allow(clippy::cast_precision_loss)] // fewer than 2^53
     gauge!(CLAIMS_WITHOUT_CODES).set(claims as f64);

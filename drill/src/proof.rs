@@ -101,7 +101,8 @@ impl Collector<'_> {
         Ok(Some(Returned { id, taken, reclaimed, after_sold_out }))
     }
 
-    /// Claims for a user who has not claimed before. The call is sent as a retry, so that no cache rejects it.
+    /// Sends a claim for a user who has not claimed before. The call is sent as a retry, so that no cache
+    /// rejects it.
     async fn newcomer(&self, name: &str) -> Result<TryOutcome, DrillError> {
         let name = name.parse().map_err(|error| DrillError::Setup(format!("{name}: {error}")))?;
         let Caller { id, token } = self.0.installation.caller(&name, self.0.scratch.created_at)?;

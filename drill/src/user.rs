@@ -9,7 +9,7 @@ use serde::Deserialize as _;
 
 use crate::Plan;
 
-/// How a user sends each claim.
+/// The way in which a user sends each claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Behavior {
     /// Sends the claim, and retries while the outcome is unknown.
@@ -36,7 +36,7 @@ pub(crate) struct SimulatedUser {
     pub(crate) name: UserId,
     /// The number of claims, of one unit each, sent one after another.
     pub(crate) claims: u32,
-    /// How the user sends the claims.
+    /// The way in which the user sends the claims.
     pub(crate) behavior: Behavior,
 }
 

@@ -14,9 +14,9 @@ use crate::manager::{Expectation, Strategy};
 use crate::servers::Servers;
 use crate::workload::{self, Kind, Quantities, Round};
 
-/// Time limit of a strategy's findings.
+/// Time limit for collecting a strategy's findings.
 const FINDINGS_MAX: Duration = Duration::from_secs(20);
-/// Contenders of the warm-up, which only opens connections and prepares statements.
+/// Maximum number of contenders in the warm-up, which only opens connections and prepares statements.
 const WARM_UP_MAX: usize = 150;
 
 /// Sizes and durations of a run.
@@ -142,7 +142,8 @@ impl Row {
         self.cells.iter().flat_map(|cell| &cell.rounds).map(|round| round.wrong_releases).sum()
     }
 
-    /// Returns the hot cell for the report: the one with 64 tasks, or else the last, which is the largest.
+    /// Returns the hot cell for the report: the cell with 64 tasks, or else the last cell, which is the
+    /// largest.
     pub fn hot(&self) -> Option<&Cell> {
         let hot = |cell: &&Cell| matches!(cell.kind, Kind::Hot { .. });
         let at_64 = self.cells.iter().find(|cell| cell.kind == Kind::Hot { tasks: 64 });

@@ -18,7 +18,8 @@ impl Count {
 /// Counters shared by the instances of one strategy.
 #[derive(Debug, Default)]
 pub struct Meter {
-    /// Round trips to a server, except scripts, which Redis itself counts to include claimgate's.
+    /// Round trips to a server, without script calls: Redis counts those, so that claimgate's calls are
+    /// included.
     pub trips: Count,
     /// Retries for any reason.
     pub retries: Count,

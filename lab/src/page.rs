@@ -13,7 +13,7 @@ use crate::report::{self, short, thousands};
 
 const STYLE: &str = include_str!("page.css");
 
-/// Sizes of a small curve, in SVG units.
+/// Width of a small curve, in SVG units; its height follows.
 const CURVE_WIDTH: f64 = 120.0;
 const CURVE_HEIGHT: f64 = 60.0;
 

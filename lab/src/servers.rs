@@ -9,7 +9,7 @@ use support::{RedisServer, RedisView};
 use crate::addresses::Addresses;
 use crate::app::App;
 
-/// Tries of a query before it fails.
+/// Maximum number of tries of a query.
 const TRIES: u32 = 5;
 
 /// Redis syncs every write before it replies. PostgreSQL does so by default.

@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::error::{Result, StockError};
 use crate::meter::Meter;
 
-/// Connections of one application server.
+/// Maximum number of connections of one application server.
 pub const CONNECTIONS_MAX: u32 = 32;
 /// Timeout for opening a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);

@@ -17,7 +17,7 @@ use crate::servers::Servers;
 
 /// Time limit after a round's end for answers to claims in flight; beyond it the run fails.
 const OVERTIME: Duration = Duration::from_secs(15);
-/// Units of a stock that does not run out.
+/// Number of units of a stock that does not run out.
 const ENDLESS: u32 = 1_000_000_000;
 /// If the strategy limits users, one contender in this number is an earlier user's second try.
 const SECOND_TRY_EVERY: usize = 10;

@@ -56,7 +56,8 @@ pub struct NewCampaign {
     pub codes: bool,
 }
 
-/// Which claims are listed, and whether with their codes. The default lists all claims without codes.
+/// The filter of a list of claims, and whether the list has their codes. The default lists all claims,
+/// without codes.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ClaimsFilter<'a> {
     /// Only the claims of this user.
@@ -183,7 +184,7 @@ impl Admin {
             .await
     }
 
-    /// Counts a campaign's codes, and the claims that wait for codes.
+    /// Counts a campaign's codes, and the claims without codes.
     pub async fn codes(&self, id: &CampaignId) -> Result<Answer<CodeCounts>, Error> {
         self.get(&format!("/campaigns/{id}/codes")).await
     }

@@ -32,7 +32,7 @@ impl Edge {
         self
     }
 
-    /// Claims for the user of `token`, and retries with the same key while the outcome is unknown.
+    /// Sends a claim for the user of `token`, and retries with the same key while the outcome is unknown.
     ///
     /// # Errors
     /// As [`Internal::claim`](crate::Internal::claim).

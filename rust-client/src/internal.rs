@@ -44,7 +44,7 @@ impl Internal {
         self.listener.send(self.listener.request(Method::GET, "/readyz")).await
     }
 
-    /// Claims, and retries with the same key while the outcome is unknown.
+    /// Sends a claim, and retries with the same key while the outcome is unknown.
     ///
     /// # Errors
     /// A denial, or the reason why the outcome is still unknown. Then the same call may be retried at any

@@ -21,7 +21,7 @@ pub struct AltchaChallenge {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct AltchaParameters {
-    /// How keys are derived, always `PBKDF2/SHA-256`.
+    /// The key derivation function, always `PBKDF2/SHA-256`.
     pub algorithm: String,
     /// Iterations of one derivation.
     pub cost: u32,

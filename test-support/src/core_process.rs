@@ -180,7 +180,7 @@ impl CoreOptions {
     }
 }
 
-/// A running core. Dropping it ends its process and removes its data directory.
+/// A running core. Dropping it kills its process and removes its data directory.
 #[derive(Debug)]
 pub struct Core {
     process: Process,

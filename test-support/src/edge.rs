@@ -28,7 +28,7 @@ pub static EXECUTOR: LazyLock<tokio::runtime::Runtime> =
 /// Write-locked by tests that need the machine and both runtimes for themselves.
 pub static EDGE_LOCK: RwLock<()> = RwLock::const_new(());
 
-/// Ends the whole process group and removes a directory when standard input closes, regardless of how the
+/// Kills the whole process group and removes a directory when standard input closes, regardless of how the
 /// tests end.
 const GROUP_SCRIPT: &str =
     r#"directory=$1; shift; "$@" </dev/null & read -r _; sleep 0.2; rm -rf -- "$directory"; kill -KILL 0"#;

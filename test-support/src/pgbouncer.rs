@@ -16,7 +16,7 @@ use crate::wait::eventually;
 /// The path in Debian's package.
 const PROGRAM: &str = "/usr/sbin/pgbouncer";
 
-/// A running PgBouncer; dropping it ends it.
+/// A running PgBouncer; dropping it kills the process.
 #[derive(Debug)]
 pub struct PgBouncer {
     address: SocketAddr,

@@ -14,8 +14,8 @@ use crate::stalls;
 
 type Order = (Command, mpsc::Sender<std::io::Result<Child>>);
 
-/// The thread that starts all child processes. The kernel ends a child when the *thread* that started it ends
-/// (`PR_SET_PDEATHSIG`), and test threads are short-lived.
+/// The thread that starts all child processes. The kernel kills a child when the *thread* that started it
+/// ends (`PR_SET_PDEATHSIG`), and test threads are short-lived.
 static STARTER: LazyLock<Mutex<mpsc::Sender<Order>>> = LazyLock::new(|| {
     let (orders, inbox) = mpsc::channel::<Order>();
     std::thread::spawn(move || {

@@ -158,7 +158,7 @@ async fn winners_without_codes_are_a_warning() {
     let report = doctor(&core.data_dir(), &there).await;
     report.breaks(&[]).warns(&["database.codes"]).misses(&[]);
     assert!(
-        report.value.to_string().contains("winners of campaign demo without a code: 1"),
+        report.value.to_string().contains("granted claims of campaign demo without codes: 1"),
         "{:#}",
         report.value
     );

@@ -28,9 +28,9 @@ const ROUNDS: u32 = 2;
 const CODES: u32 = 4_000;
 /// Number of callers of a round. Together they claim all codes added so far.
 const CALLERS: u32 = 400;
-/// Claims whose codes are shown in a round, at least: before SQL forgets some.
+/// Minimum number of claims whose codes are shown in a round, before SQL forgets some.
 const SHOWN_MIN: usize = 200;
-/// Codes in one file, at most.
+/// Maximum number of codes in one file.
 const FILE_MAX: u32 = 50_000;
 const PAUSE: Duration = Duration::from_millis(200);
 

@@ -106,7 +106,7 @@ async fn judge(core: &Core, before: &Shown) -> Shown {
     now
 }
 
-/// Claims for `users`, and returns the codes that each was shown.
+/// Makes a claim for each of `users`, and returns the codes that each was shown.
 async fn shown_to(core: &Core, users: std::ops::Range<u32>) -> Shown {
     join_all(users.map(|user| async move {
         let quantity = 1 + user % 2;
@@ -378,7 +378,8 @@ async fn no_code_is_assigned_twice_if_sql_loses_part_of_an_upload() {
     row.passed(judge(core, &shown).await.len(), "the winner kept the code that was shown");
 }
 
-/// A campaign is evicted while claims wait for codes: they are counted, and get the codes that are added later.
+/// A campaign is evicted while claims are without codes: they are counted, and get the codes that are added
+/// later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn claims_of_an_evicted_campaign_wait_for_codes() {
     let core =

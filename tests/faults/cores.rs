@@ -69,8 +69,8 @@ async fn both_wait_for_sql(fixture: &Fixture, checker: &Checker, first: usize) -
     panic!("a core has read no entries");
 }
 
-/// Claims as users `user`, `user + 1`, … until the first core has read entries while the second core was stopped,
-/// and then the second core. Returns false if one reads nothing for 5 s.
+/// Sends claims of the users `user`, `user + 1`, … until the first core has read entries while the second
+/// core was stopped, and then the second core. Returns false if one reads nothing for 5 s.
 async fn both_read(fixture: &Fixture, checker: &Checker, user: &mut usize) -> bool {
     let redis = fixture.redis().await;
     let second = fixture.other().pid();

@@ -21,7 +21,7 @@ use crate::tally::Row;
 /// Number of campaigns, as many as two cores write to PostgreSQL concurrently.
 const CAMPAIGNS: usize = 8;
 const CALLERS: usize = 16;
-/// Claims of each caller; every second one is returned.
+/// Number of claims of each caller; every second one is returned.
 const CLAIMS: usize = 40;
 /// Pause of a reader after a call without an answer.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);

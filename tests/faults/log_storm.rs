@@ -18,7 +18,7 @@ use crate::tally::Row;
 const CALLS: usize = 2_000;
 /// Number of concurrent calls in flight.
 const CONCURRENCY: usize = 64;
-/// Claims of new users while the campaign is paused.
+/// Number of claims of new users while the campaign is paused.
 const LATE: usize = 20;
 /// Core must end this long after SIGTERM (docs/operations.md).
 const STOPPED_MAX: Duration = Duration::from_secs(15);

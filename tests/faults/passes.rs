@@ -14,7 +14,7 @@ use crate::fixture::Fixture;
 use crate::tally::Row;
 
 const SHOWN: &str = "shown";
-/// Claims without a pass, half of them marked as first tries.
+/// Number of claims without a pass, half of them marked as first tries.
 const WITHOUT_A_PASS: usize = 20_000;
 const CONCURRENCY: usize = 256;
 

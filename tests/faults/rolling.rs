@@ -325,8 +325,8 @@ impl PatientLoad {
         *pause = (now, pause.1.max(now - pause.0));
     }
 
-    /// Claims until the load is over. Each key is sent until it is decided, then once more: the answer must
-    /// be a replay.
+    /// Sends claims until the load is over. Each key is sent until it is decided, then once more: the answer
+    /// must be a replay.
     async fn claim(
         &self,
         checker: &Checker,

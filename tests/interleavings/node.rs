@@ -152,7 +152,7 @@ impl TestCore {
     }
 
     /// Runs one round of the relay without taking over entries of other cores.
-    pub async fn relay_beside_others(&self) -> String {
+    pub async fn relay_with_others(&self) -> String {
         format!("{:?}", self.relay.round(Duration::from_hours(1)).await)
     }
 

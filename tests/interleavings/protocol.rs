@@ -191,7 +191,7 @@ impl Protocol {
                     said = play.claim(node, &play.new_user()).await;
                 }
                 let said = said.brief();
-                let relayed = node.relay_beside_others().await;
+                let relayed = node.relay_with_others().await;
                 let (_, maintained) = fail_over(play, initial).await;
                 format!("{said}, then {relayed}; a replica takes over: {maintained}")
             }

@@ -24,7 +24,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use run::Tally;
 
-/// Operations on one campaign; then another campaign follows under the next seed.
+/// Number of operations on one campaign; then the next campaign follows, under the next seed.
 const ONE_RUN: u64 = 2500;
 const ONE_RUN_HTTP: u64 = 1000;
 /// Only one in this number of operations is run over HTTP.

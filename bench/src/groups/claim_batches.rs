@@ -22,7 +22,7 @@ const RATE: &Definition = &Definition::at_least("claims by the batch route", Uni
 const RATIO: &Definition = &Definition::at_least("batch route ÷ single route", Unit::Ratio, 2.0);
 const SINGLE: &Definition = &Definition::info("(d) single route, same rounds", Unit::PerSecond);
 
-/// Claims per request, the maximum.
+/// Number of claims per request: the maximum.
 const CLAIMS: u32 = 256;
 /// Half as many claims in flight as may be queued for one campaign.
 const CONNECTIONS: usize = 16;

@@ -39,9 +39,9 @@ const READABLE: &Definition =
     &Definition::at_most("p95 until a winner can read the code, 10,000 claims/s", Unit::Seconds, 1.0).once();
 
 const MILLION: u32 = 1_000_000;
-/// Claims whose relay is measured.
+/// Number of claims whose relay is measured.
 const RELAYED: u32 = 50_000;
-/// Codes of the loads over HTTP, more than a load claims.
+/// Number of codes for the loads over HTTP, more than a load claims.
 const LOAD_CODES: u32 = 150_000;
 const RATE: f64 = 10_000.0;
 const CONNECTIONS: usize = 256;

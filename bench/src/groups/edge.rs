@@ -59,7 +59,7 @@ pub const CONNECTIONS: usize = 64;
 /// Length of one load's turn, short enough that the edge's cache entries do not expire during the other
 /// turns.
 const TURN: Duration = Duration::from_millis(100);
-/// Turns per round in which the three paths of a single claim are measured.
+/// Number of turns per round in which the three paths of a single claim are measured.
 const TURNS: u32 = 3;
 
 /// User of all claims; the edge requires a token, which is signed once.

@@ -42,7 +42,7 @@ const SINGLE_ONE: &Definition = &Definition::info("(c) a single claim, everysec"
 const SINGLE_NAIVE: &Definition = &Definition::info("(e) a single claim, everysec", Unit::Microseconds);
 const SINGLE: &Definition = &Definition::info("(d) a single claim, everysec", Unit::Microseconds);
 
-/// Connections of an open loop: enough that requests wait for the server, not for a connection.
+/// Number of connections of an open loop: enough that requests wait for the server, not for a connection.
 const OPEN_CONNECTIONS: usize = 256;
 
 async fn run(session: &mut Session) -> anyhow::Result<()> {
@@ -83,7 +83,7 @@ async fn at_half_rate(session: &mut Session) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Measures the top rate if group `http` has not.
+/// Measures the top rate if group `http` has not measured it.
 async fn top_rate(session: &mut Session, server: &mut Server) -> anyhow::Result<f64> {
     let (connections, pace) = (session.options.connections, Pace::Closed(length(session)));
     let rate = server.claims(session, connections, pace).await?.tally.per_second();

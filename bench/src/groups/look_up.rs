@@ -27,9 +27,9 @@ const WITH: &Definition = &Definition::info("claims with lookups", Unit::PerSeco
 const CPU: &Definition = &Definition::info("CPU per lookup", Unit::CpuMicroseconds);
 const CPU_TO_CLAIM: &Definition = &Definition::info("CPU per lookup ÷ per claim", Unit::Ratio);
 
-/// Lookups per second: 10,000 pages, each at a random time within 8 s.
+/// Number of lookups per second: 10,000 pages, each at a random time within 8 s.
 const RATE: f64 = 1_250.0;
-/// Connections of the lookups: the edge also keeps only a few to core.
+/// Number of connections for the lookups: the edge also keeps only a few to core.
 const CONNECTIONS: usize = 32;
 
 async fn run(session: &mut Session) -> anyhow::Result<()> {

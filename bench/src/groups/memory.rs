@@ -45,7 +45,7 @@ const KEYS: &[(&str, &Definition)] =
     &[("users", USERS), ("claims", CLAIMS), ("holds", HOLDS), ("outbox", OUTBOX), ("campaign", CAMPAIGN)];
 
 const USERS_COUNT: usize = 1_000_000;
-/// Claims per chunk; SQL catches up between chunks.
+/// Number of claims per chunk; SQL catches up between chunks.
 const CHUNK: usize = 250_000;
 const CAMPAIGN_ID: &str = "bench";
 /// Three pointers: key, value, next.

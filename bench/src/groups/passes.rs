@@ -26,7 +26,7 @@ const DENIAL: &Definition =
     &Definition::at_most("Redis CPU per denial, without a pass ÷ sold out", Unit::Ratio, 1.0);
 const CLAIM: &Definition = &Definition::info("Redis CPU per claim in batches of 64", Unit::CpuMicroseconds);
 
-/// Turns of each script in one round; the ratio of each pair of turns counts.
+/// Number of turns of each script in one round; the ratio of each pair of turns counts.
 const TURNS: usize = 20;
 const CALLS: usize = 100;
 const CLAIMS: usize = 64;
@@ -132,7 +132,8 @@ impl Campaign {
         ["campaign", "users", "claims", "holds", "outbox"].map(|what| format!("cg:{{{}}}:{what}", self.id))
     }
 
-    /// Sends claims of new users, and returns microseconds of Redis' CPU time per claim. `users` numbers the users.
+    /// Sends claims of new users, and returns microseconds of Redis' CPU time per claim. `users` is the
+    /// number of the last user.
     async fn turn(&self, view: &RedisView, script: &str, users: &mut u64) -> anyhow::Result<f64> {
         let before = server::cpu_seconds(view).await?;
         for _ in 0..CALLS {

@@ -26,7 +26,7 @@ const DENIALS: &Definition = &Definition::info("(d) sold-out denials", Unit::Per
 const BARE: &Definition = &Definition::info("(b), same rounds", Unit::PerSecond);
 const P99: &Definition = &Definition::info("(d) p99 of denials at top rate", Unit::Microseconds);
 
-/// Units of a limited campaign, and number of claims sent to sell all units.
+/// Number of units of a limited campaign, and of claims sent to sell all units.
 const TOTAL: u64 = 1000;
 const CLAIMS: u64 = 5000;
 

@@ -26,7 +26,7 @@ pub const GROUP: Group = Group {
 
 const START: &Definition = &Definition::info("workerd's start until the edge responds", Unit::Microseconds);
 
-/// Starts in each round.
+/// Number of starts in each round.
 const STARTS: usize = 5;
 const START_MAX: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(1);

@@ -41,7 +41,7 @@ const CPU: [&Definition; 4] = [
     &Definition::info("edge's CPU per claim, RS256", Unit::CpuMicroseconds),
 ];
 
-/// Users whose tokens are used round-robin.
+/// Number of users whose tokens are used round-robin.
 pub const USERS: usize = 2_000;
 pub const TOKEN_S: i64 = 3_600;
 /// Length of one load's turn, long compared with the hundredths of a second in which the kernel counts CPU time.

@@ -29,7 +29,7 @@ const SPREAD_CAMPAIGNS: f64 = 1000.0;
 const UTILIZATION_MAX: f64 = 0.7;
 /// The threads of a core that answer claims.
 const CORE_THREADS: f64 = 4.0;
-/// Claims per second that one workerd process can reject.
+/// Number of claims per second that one workerd process can reject.
 const EDGE_REJECTIONS_PER_S: f64 = 11_900.0;
 /// Size in bytes of a claim in SQLite with its feed entry, if user ids are UUIDs.
 const ROW_BYTES: f64 = 284.0;

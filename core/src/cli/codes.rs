@@ -16,7 +16,7 @@ use super::printer::show;
 pub enum CodesCommand {
     /// Add codes from a file with one code per line
     Add(AddArgs),
-    /// Count the codes, and the claims that wait for codes
+    /// Count the codes, and the claims without codes
     Count(CountArgs),
 }
 
@@ -24,13 +24,13 @@ pub enum CodesCommand {
 #[derive(Debug, Args)]
 #[command(
     after_help = "All lines are checked before the first code is added: a code that is in the file twice is refused with its line. \
-        A code that the campaign has already is not added again, so an interrupted command can be repeated with the same \
+        A code that the campaign has already is not added again, so an interrupted command can be run again with the same \
         file. Raise the campaign's total afterwards."
 )]
 pub struct AddArgs {
     /// The campaign's id
     campaign: CampaignId,
-    /// The file: at most 5,000,000 codes and 256 MiB; - reads standard input
+    /// The file (at most 5,000,000 codes and 256 MiB), or - for standard input
     file: PathBuf,
     #[command(flatten)]
     call: CallArgs,
@@ -87,7 +87,7 @@ impl CountArgs {
         show(self.call.json, &counts, || {
             let [added, assigned, pending] =
                 ["added", "assigned", "claims_pending"].map(|name| &counts[name]);
-            format!("{added} codes added, {assigned} assigned, {pending} claims waiting for codes")
+            format!("{added} codes added, {assigned} assigned, {pending} claims without codes")
         })
     }
 }

@@ -19,7 +19,7 @@ pub(super) struct TraceArgs {
     trace_ratio: Option<String>,
 }
 
-/// Where traces are sent.
+/// The collector of traces.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TraceTarget {
     /// The collector's address for traces.

@@ -131,12 +131,12 @@ async fn postgres(url: &str) -> Result<Vec<Finding>, SqlError> {
     Ok(found)
 }
 
-/// Finds campaigns with winners who wait for codes.
+/// Finds campaigns with granted claims without codes.
 async fn claims_without_codes(sql: &mut ExaminedDatabase) -> Vec<Finding> {
     // A database that no core of this version has served lacks the tables.
     let waiting = sql.claims_without_codes().await.unwrap_or_default();
     let finding = |(campaign, claims): (String, i64)| {
-        let problem = format!("winners of campaign {campaign} without a code: {claims}");
+        let problem = format!("granted claims of campaign {campaign} without codes: {claims}");
         let remedy = format!("add codes: claimgate campaign codes add {campaign} FILE");
         Finding::warning("database.codes", problem, remedy)
     };

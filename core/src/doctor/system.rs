@@ -10,7 +10,8 @@ use crate::config::{self, SECRET_FILES};
 use crate::data_dir::{self, Exposed};
 use crate::memory_limit::MemoryLimit;
 
-/// Descriptors needed under full load: 4,096 concurrent requests, and as many for connections being opened and closed.
+/// Number of descriptors needed under full load: 4,096 concurrent requests, and as many for connections being
+/// opened and closed.
 const DESCRIPTORS_MIN: u64 = 8_192;
 /// Redis may use this many quarters of the available memory; core and rewrites of Redis' file need the rest.
 const MEMORY_QUARTERS_MAX: u64 = 3;

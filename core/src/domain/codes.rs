@@ -27,8 +27,8 @@ pub struct CodeStock {
     pub added: u64,
     /// The highest assigned code number.
     pub assigned: u64,
-    /// Claims with code numbers from here on may lack codes, or Redis may lack their codes; `None` if there are
-    /// none.
+    /// Claims with code numbers from here on may be without codes, or Redis may lack their codes; `None` if
+    /// there are none.
     pub pending_from: Option<u64>,
 }
 

@@ -61,8 +61,8 @@ impl Connections {
         Arc::new(Self { max, open: Mutex::default(), ended: Notify::new() })
     }
 
-    /// Makes the kernel close each connection of `listener` whose peer is gone or stops reading, after about
-    /// [`PEER_TIMEOUT`].
+    /// Makes the kernel close each connection of `listener` whose peer has disappeared or stops reading,
+    /// after about [`PEER_TIMEOUT`].
     pub fn close_dead_peers(listener: &TcpListener) -> io::Result<()> {
         // Accepted connections inherit these options.
         sockopt::set_socket_keepalive(listener, true)?;

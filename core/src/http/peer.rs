@@ -18,8 +18,9 @@ impl Peer {
         Self(own.and_then(|own| TcpStream::from_std(own.into())).ok().map(Arc::new))
     }
 
-    /// Waits until the peer closes its side, because it is gone or expects only the current response. Never
-    /// returns if a close cannot be detected, for example because the peer has already sent its next call.
+    /// Waits until the peer closes its side, because it has exited or expects only the current response.
+    /// Never returns if a close cannot be detected, for example because the peer has already sent its next
+    /// call.
     pub async fn closes(&self) {
         let Some(stream) = &self.0 else { return pending().await };
         if let Ok(1..) = stream.peek(&mut [0]).await {

@@ -294,7 +294,7 @@ impl<'a> Relay<'a> {
         }
     }
 
-    /// Recreates the lost consumer group of an outbox. If the outbox itself is gone, the campaign is marked
+    /// Recreates the lost consumer group of an outbox. If the outbox itself is lost, the campaign is marked
     /// as damaged.
     async fn restore_group(&self, handle: &CampaignHandle) {
         let campaign = handle.campaign();

@@ -65,7 +65,8 @@ impl Webhooks {
         }
         // Leases of an earlier run would otherwise last until they expire.
         let ended = self.engine.stores.sql.end_webhook_leases_of_core(self.run.core()).await;
-        let _ = ended.inspect_err(|error| tracing::debug!(%error, "cannot end the leases of an earlier run"));
+        let _ =
+            ended.inspect_err(|error| tracing::debug!(%error, "cannot release the leases of an earlier run"));
         let this = Arc::new(self);
         tokio::select! {
             never = Arc::clone(&this).supervise() => match never {},
@@ -312,7 +313,7 @@ fn later(now: Timestamp, by: Duration) -> Timestamp {
 
 fn random_byte() -> u8 {
     let mut byte = [0; 1];
-    // If there is no randomness, all events get the same jitter.
+    // If the system's random number generator fails, all events get the same jitter.
     let _ = getrandom::fill(&mut byte);
     byte[0]
 }

@@ -17,7 +17,7 @@ const BODY_BYTES_MAX: usize = 64 * 1024;
 /// TTL of a response in the cache of Cloudflare's location, so that its isolates share one fetch.
 const LOCATION_TTL_S: u32 = 30;
 
-/// Where the key set is published.
+/// The source of the key set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KeySource {
     /// `USER_JWT_JWKS_URL`.

@@ -19,7 +19,7 @@ use crate::web_crypto::{object, subtle};
 
 /// The key derivation function. Browsers and this runtime have it in Web Crypto.
 const ALGORITHM: &str = "PBKDF2/SHA-256";
-/// Iterations of one derivation. The edge derives one key for each challenge.
+/// Number of iterations of one derivation. The edge derives one key for each challenge.
 const COST: u32 = 5_000;
 /// Length of a key, in bytes.
 const KEY_BYTES: u32 = 32;

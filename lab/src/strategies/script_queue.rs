@@ -29,7 +29,7 @@ pub const STRATEGY: Strategy = Strategy::of::<ScriptQueue>(
 .per_user(PerUser::Once)
 .with_findings(|addresses| Box::pin(findings(addresses)));
 
-/// Winners written to SQL together.
+/// Number of winners written to SQL together.
 const BATCH: usize = 500;
 
 static GRAB: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("script_queue_grab.lua")));

@@ -37,7 +37,7 @@ const UNLIMITED: i64 = -1;
 const NOT_ENOUGH: i64 = -2;
 const NOT_INITIALISED: i64 = -3;
 
-/// Instances that start together.
+/// Number of instances that start together.
 const INSTANCES: usize = 50;
 
 static TAKE: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("script_stock_take.lua")));

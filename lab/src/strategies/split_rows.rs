@@ -21,7 +21,7 @@ pub const STRATEGY: Strategy = Strategy::of::<SplitRows>(
     "the stock in 10 rows; a router picks one, then tries the others",
 );
 
-/// Rows of one stock.
+/// Number of rows of one stock.
 const PARTS: i64 = 10;
 
 pub struct SplitRows;

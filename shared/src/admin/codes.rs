@@ -19,7 +19,7 @@ pub struct CodeCounts {
     /// Codes added.
     pub added: u64,
     /// Codes assigned to claims, including returned claims, whose codes are void. More than `added` if claims
-    /// wait for codes.
+    /// are without codes.
     pub assigned: u64,
     /// Granted claims whose codes are not there yet.
     pub claims_pending: u64,

@@ -132,7 +132,8 @@ pub struct LiveCampaign {
     pub claims_per_s: Option<f64>,
     /// Events not yet written to SQL.
     pub backlog: Option<u64>,
-    /// Granted claims that wait for codes; `null` without codes, and while SQL is unavailable.
+    /// Number of granted claims without codes; `null` if the campaign has no codes, and while SQL is
+    /// unavailable.
     pub claims_without_codes: Option<u64>,
 }
 

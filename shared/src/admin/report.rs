@@ -83,9 +83,9 @@ impl StatusCounts {
 pub struct ReportedRefusals {
     /// Number of refusals. A claim that was tried again counts each time.
     pub total: u64,
-    /// Those by edges, without core.
+    /// Number of refusals by edges, without core.
     pub at_edges: u64,
-    /// Those by core.
+    /// Number of refusals by core.
     pub at_core: u64,
     /// By reason.
     pub by_reason: Vec<ReasonCount>,

@@ -245,7 +245,7 @@ impl Crowd<'_> {
         Answer::Slow(Duration::from_millis(200), Box::new(Answer::keys(&keys)))
     }
 
-    /// Claims with right tokens until the end. Every third token has an invented key id.
+    /// Sends claims with valid tokens until the end. Every third token has an invented key id.
     async fn claim_until_over(&self, caller: usize) {
         for call in 0.. {
             if self.is_over.load(SeqCst) {

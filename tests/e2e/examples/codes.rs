@@ -23,7 +23,7 @@ async fn a_campaign_runs_from_idea_to_export() {
     })
     .await;
     let counted = shell.run(&page.next("claimgate campaign codes count")).await.ended(0);
-    assert_eq!(counted.out, "4 codes added, 1 assigned, 0 claims waiting for codes\n");
+    assert_eq!(counted.out, "4 codes added, 1 assigned, 0 claims without codes\n");
     for done in shell.run_each(&page.next("printf 'SAVE-Q5LN")).await {
         let _ = done.ended(0);
     }

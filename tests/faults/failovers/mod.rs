@@ -24,8 +24,8 @@ use self::event::{Event, KINDS, Kind};
 use self::installation::{Installation, Shape};
 use self::verdict::{Verdict, checker, outage};
 
-/// Failovers of each kind on each topology and server, unless `ROUNDS` is set. A failover takes about ten
-/// seconds, and `make test` has 25 minutes for all tests. `make soak` runs fifty.
+/// Number of failovers of each kind on each topology and server, unless `ROUNDS` is set. A failover takes
+/// about ten seconds, and `make test` has 25 minutes for all tests. `make soak` runs fifty.
 const ROUNDS: usize = 1;
 
 /// Number of times that a failover is repeated if it promoted a server outside the set.

@@ -20,7 +20,7 @@ const GIVE_TRIES: u32 = 20;
 const GIVE_AGAIN: Duration = Duration::from_millis(10);
 
 impl Claims {
-    /// Counts the codes of a campaign, and the claims that lack codes; all 0 for a campaign without codes.
+    /// Counts the codes of a campaign, and the claims without codes; all 0 for a campaign without codes.
     pub async fn count_codes(&self, id: &CampaignId) -> Result<CodeCounts, EngineError> {
         let campaign = self.campaigns.stored(id).await?;
         let CodeStock { added, assigned, pending_from } = campaign.codes.unwrap_or_default();

@@ -17,7 +17,7 @@ use crate::http::paging::{page_size, parse_query};
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewWebhook {
-    /// Where events are sent: a host and port that `CLAIMGATE_WEBHOOK_HOSTS` lists.
+    /// The receiver's URL, with a host and port that `CLAIMGATE_WEBHOOK_HOSTS` lists.
     #[schema(format = "uri", pattern = "^https?://", max_length = 2048)]
     url: String,
     /// Only events of this campaign; of all campaigns if `null` or absent.
@@ -31,7 +31,7 @@ impl ParseBody for NewWebhook {}
 pub struct WebhookView {
     /// The webhook's id.
     id: String,
-    /// Where events are sent.
+    /// The receiver's URL.
     url: String,
     /// The campaign whose events the webhook receives; `null` for all campaigns.
     campaign_id: Option<CampaignId>,

@@ -243,10 +243,10 @@ impl RedisStore {
     }
 
     /// Removes the keys of a campaign suspended under `token`, except the dead letters. Returns whether all
-    /// keys are gone, including after a failover.
+    /// keys are removed, including after a failover.
     ///
     /// # Errors
-    /// The keys may be gone. After [`RedisStoreError::NotReplicated`] a failover may restore them.
+    /// The keys may have been removed. After [`RedisStoreError::NotReplicated`] a failover may restore them.
     pub async fn drop_keys(&self, keys: &Keys, token: &str) -> Result<bool, RedisStoreError> {
         let mut call = scripts::DROP.call(&keys.of_both_layouts());
         call.arg(token);

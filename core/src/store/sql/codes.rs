@@ -21,7 +21,7 @@ use super::{BULK_MAX, SqlError, SqlStore, WHOLE_CAMPAIGN_MAX, statements};
 use crate::domain::campaign::Campaign;
 use crate::domain::codes::{CodeStock, CodesOfClaim};
 
-/// Number of claims in a page of a load, or of claims that may lack codes.
+/// Number of claims in a page of a load, or of claims that may be without codes.
 const CLAIMS_PAGE: u32 = 1000;
 
 const CODES_AT: &str = "SELECT CAST(value->>0 AS BIGINT), (SELECT code FROM codes \
@@ -70,7 +70,7 @@ pub(crate) struct Upload<'a> {
 }
 
 impl Upload<'_> {
-    /// Begins an upload to a campaign of this version.
+    /// Begins an upload to a campaign that is now at `version`.
     pub fn begin(version: Version) -> Self {
         Self { version, last: None, unrecorded: 0, counts: AddedCodes::default() }
     }
@@ -94,7 +94,7 @@ pub(crate) enum AddedChunk {
 pub(crate) struct CodesPage {
     /// The claims whose codes are all there.
     pub complete: Vec<CodesOfClaim>,
-    /// The first code number of the first claim that lacks a code; `None` if there is no such claim.
+    /// The first code number of the first claim without a code; `None` if there is no such claim.
     pub incomplete_from: Option<u64>,
     /// The code number from which the next page continues; `None` on the last page.
     pub next: Option<u64>,
@@ -154,14 +154,14 @@ impl SqlStore {
         Ok(AddedChunk::Recorded(Box::new(campaign)))
     }
 
-    /// Returns the number of granted claims with code numbers from `from` that lack codes.
+    /// Returns the number of granted claims with code numbers from `from` and without codes.
     pub(crate) async fn claims_without_codes(&self, id: &CampaignId, from: u64) -> Result<u64, SqlError> {
         let query = sqlx::query(statements::PENDING_CODES).bind(id.as_str()).bind(to_i64(from));
         let row = self.pool.within(WHOLE_CAMPAIGN_MAX).one("sql:claims_without_codes", query).await?;
         unsigned(row.try_get(0)?)
     }
 
-    /// Returns how many granted claims lack codes, of each campaign that has such claims.
+    /// Returns the number of granted claims without codes, of each campaign that has such claims.
     pub(crate) async fn all_claims_without_codes(&self) -> Result<HashMap<CampaignId, u64>, SqlError> {
         let mut waiting = HashMap::new();
         for campaign in self.campaigns_with_pending_codes().await? {
@@ -187,7 +187,7 @@ impl SqlStore {
         Ok(unsigned(row.try_get(1)?)?..=unsigned(row.try_get(0)?)?)
     }
 
-    /// Returns the campaigns that have claims that may lack codes.
+    /// Returns the campaigns with claims that may be without codes.
     pub(crate) async fn campaigns_with_pending_codes(&self) -> Result<Vec<Campaign>, SqlError> {
         let query = sqlx::query(concat!(
             "SELECT ",
@@ -284,9 +284,9 @@ impl SqlStore {
         Ok(numbered.iter().filter_map(|claim| claim.with_codes(&codes)).collect())
     }
 
-    /// Returns the codes of `claims` that have all of them, and records which claims lack codes. `stock` is the
-    /// campaign's stock with the code numbers of these claims. Claims that have waited for codes are left out:
-    /// their codes must not be shown before Redis has the version that added them.
+    /// Returns the codes of `claims` that have all of them, and records which claims are without codes.
+    /// `stock` is the campaign's stock with the code numbers of these claims. Claims that have waited for
+    /// codes are left out: their codes must not be shown before Redis has the version that added them.
     pub(super) async fn keep_numbers(
         &self,
         transaction: &mut Transaction,

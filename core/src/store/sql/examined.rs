@@ -73,7 +73,7 @@ impl ExaminedDatabase {
         Ok(sqlx::query_scalar(now).fetch_one(&mut self.0).await?)
     }
 
-    /// Returns how many granted claims lack codes, of each campaign that has such claims.
+    /// Returns the number of granted claims without codes, of each campaign that has such claims.
     pub(crate) async fn claims_without_codes(&mut self) -> Result<Vec<(String, i64)>, SqlError> {
         let campaigns =
             "SELECT id, codes_pending_from FROM campaigns WHERE codes_pending_from IS NOT NULL ORDER BY id";

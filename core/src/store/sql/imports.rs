@@ -1,6 +1,6 @@
 //! Imports past claims in many transactions. From the first transaction to the last, the campaign is evicted,
 //! and its row contains the file's digest. Each transaction locks the row and compares the epoch. Each new
-//! import raises the epoch, so of two concurrent imports only the newer one can write.
+//! import raises the epoch, so only the newer of two concurrent imports can write.
 
 use claimgate_shared::Version;
 

@@ -91,7 +91,7 @@ impl Server {
     /// Opens and prepares a connection that can write. Returns it with its generation.
     ///
     /// # Errors
-    /// Those of [`Self::may_connect`]; otherwise the error of the attempt.
+    /// The errors of [`Self::may_connect`]; otherwise the error of the attempt.
     pub(super) async fn connect(&self, deadline: Instant) -> Result<(AnyConnection, u64), Error> {
         self.may_connect(deadline)?;
         let (generation, now) = (self.generation(), Instant::now());

@@ -146,8 +146,8 @@ statements! {
     GRANTED_NUMBERED = "SELECT user_id, digest, first_code, quantity FROM claims \
         WHERE campaign_id = $1 AND first_code >= $2 AND status = 'granted' ORDER BY first_code LIMIT $3";
 
-    /// The number of granted claims with code numbers from `$2` that lack codes. Codes fill the lowest code numbers
-    /// first.
+    /// The number of granted claims with code numbers from `$2` and without codes. Codes fill the lowest code
+    /// numbers first.
     PENDING_CODES = "SELECT COUNT(*) FROM claims WHERE campaign_id = $1 AND first_code >= $2 AND status = 'granted' \
         AND NOT EXISTS (SELECT 1 FROM codes WHERE campaign_id = $1 AND number = first_code + quantity - 1)";
 

@@ -146,7 +146,7 @@ impl SqlStore {
     }
 
     /// Acquires or renews the lease of a webhook for `holder` until `until`. Returns `None` if another core
-    /// has the lease, or the webhook is disabled or gone.
+    /// has the lease, or the webhook is disabled or deleted.
     pub(crate) async fn hold_webhook(
         &self,
         id: &str,
@@ -168,8 +168,8 @@ impl SqlStore {
         self.webhook(id).await
     }
 
-    /// Ends the leases of all runs of the core `core`, so that a core that was killed can deliver right after
-    /// its restart. Earlier versions used the core's id as the holder.
+    /// Releases the leases of all runs of the core `core`, so that a core that was killed can deliver right
+    /// after its restart. Earlier versions used the core's id as the holder.
     pub(crate) async fn end_webhook_leases_of_core(&self, core: &str) -> Result<(), SqlError> {
         let query = sqlx::query(
             "UPDATE webhooks SET held_until = 0 WHERE holder = $1 OR SUBSTR(holder, 1, LENGTH($1) + 1) = $1 || '.'",
