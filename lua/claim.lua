@@ -15,7 +15,7 @@
 --                 sequence 6 and units taken 6 before the first of these claims, expires at ms of the claims held by
 --                 this call or 0 (6), then the answers. One string is faster to parse than a list
 --
--- Each answer is one byte, followed by the fields named here:
+-- Each answer is one byte, followed by the fields named here with their widths in bytes:
 --     1                                    granted or, with an expiry, held: takes the next sequence number
 --     2 claim's record                     replay: the claim as it is now
 --     3                                    the key was used with a different quantity

@@ -452,7 +452,10 @@ function checkEdgeSettings() {
   }
 }
 
-/** Checks that lua/README.md lists each script with existing replies, and that the layout's keys and fields exist in the code. */
+/**
+ * Checks that lua/README.md describes each script and names only replies that it sends, and that each key and field of
+ * docs/redis-layout.md exists in the code.
+ */
 function checkScripts() {
   const prelude = read("lua/prelude.lua");
   for (const { number, line } of linesOf(texts.get("lua/README.md") ?? "")) {

@@ -39,7 +39,7 @@ test("passes match the test vectors", () => {
 	assert.equal(pass({ ...GOOD, ...fraction }), token(full, "9KPscw8J5D_q8p8FuR7b2bKUuEWQLATe2fci1tA6Kfw"), "fractions shorten the validity");
 });
 
-test("a wrong member of a pass throws, and a wrong key is not quoted", () => {
+test("an invalid member of a pass throws, and an invalid key is not quoted", () => {
 	for (const key of [KEY, `:${KEY}`, `a b:${KEY}`, "shop:c2hvcnQ", `shop:${KEY}=`]) {
 		assert.throws(() => passIssuer({ key }), (error) => !error.message.includes(key.split(":").at(-1)), key);
 	}

@@ -34,9 +34,9 @@ pub struct Series {
 pub struct Timeline<'a, const N: usize> {
     /// The kinds of events, from the bottom of each bar to its top.
     pub series: [Series; N],
-    /// The number of events of each kind, in consecutive slices of the same length.
+    /// The number of events of each kind, in consecutive time slices of equal length.
     pub slices: &'a [[u64; N]],
-    /// The meaning of the bars, up to the highest number.
+    /// The caption: the meaning of the bars. Their highest number is added.
     pub about: &'a str,
     /// The labels of the beginning and the end.
     pub ends: [&'a str; 2],

@@ -16,7 +16,7 @@ const en = {
 		shown: "You have a pass, valid until {expires_at}.",
 		failed: "This page could not get a pass.| It tries again in {seconds} s.",
 	},
-	asking: ["Not confirmed yet, checking again", "If your claim was counted, it is yours. Checking again cannot count twice."],
+	asking: ["Not confirmed yet, checking again", "If your claim was received, it is yours. Checking again never claims twice."],
 	again: "Try again| in {seconds} s", another: "Claim another",
 	others: "Also yours: No. {numbers}", more: "You can claim {left} more.", full: ". ",
 	you: "Signed in as {user}", otherUser: "You are signed in as {user}. Switch to {other}?", stay: "Continue as {user}", switchTo: "Switch to {other}", request: "Request ID: {instance}",

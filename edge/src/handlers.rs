@@ -359,7 +359,7 @@ pub fn live() -> Response {
 fn random_text() -> Result<String, Problem> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes)
-        .map_err(|_| Problem::new(Code::Unavailable, "the runtime has no randomness"))?;
+        .map_err(|_| Problem::new(Code::Unavailable, "the runtime's random number generator failed"))?;
     Ok(URL_SAFE_NO_PAD.encode(bytes))
 }
 

@@ -239,13 +239,13 @@ impl Strategy {
         Self { slow_holders: true, ..self }
     }
 
-    /// Marks it as blocked by a holder's crash.
+    /// Marks the strategy as blocked by a holder's crash.
     #[must_use]
     pub const fn stuck_after_crash(self) -> Self {
         Self { stuck_after_crash: true, ..self }
     }
 
-    /// Marks it as blocked by failed work.
+    /// Marks the strategy as blocked by failed work.
     #[must_use]
     pub const fn stuck_after_failure(self) -> Self {
         Self { stuck_after_failure: true, ..self }

@@ -9,11 +9,11 @@ use crate::Error;
 /// Generates a unique idempotency key: 128 random bits.
 ///
 /// # Errors
-/// [`Error::Setup`] if the system has no randomness.
+/// [`Error::Setup`] if the system's random number generator fails.
 pub fn random_key() -> Result<IdempotencyKey, Error> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes)
-        .map_err(|error| Error::Setup(format!("the system has no randomness: {error}")))?;
+        .map_err(|error| Error::Setup(format!("the system's random number generator failed: {error}")))?;
     URL_SAFE_NO_PAD.encode(bytes).try_into().map_err(|error| Error::Setup(format!("{error}")))
 }
 

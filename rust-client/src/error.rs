@@ -25,7 +25,8 @@ pub enum Error {
     /// The call succeeded, but claimgate has a different version and this client cannot parse its response.
     #[error("the call succeeded, but this version cannot read the response: {0}")]
     Unread(#[from] serde_json::Error),
-    /// Nothing was sent: the client could not be created, or the system has no randomness for a key.
+    /// Nothing was sent: the client could not be created, or the system's random number generator failed for
+    /// a key.
     #[error("{0}")]
     Setup(String),
 }

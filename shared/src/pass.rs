@@ -40,7 +40,7 @@ impl PassRule {
     }
 }
 
-// Written by hand: a derived form would also accept a list, and could not name the wrong member.
+// Written by hand: a derived form would also accept a list, and could not name the invalid member.
 impl<'de> Deserialize<'de> for PassRule {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]

@@ -173,8 +173,8 @@ async fn a_clock_far_ahead_does_not_lock_users_into_that_day() {
     }
     fixture.granted_at("alice", midnight + HOUR).await;
     fixture.refused_at("alice", midnight + 2 * HOUR, midnight + DAY).await;
-    // The days of claims that no longer fit in a user's record are unknown, so Bob's claim also uses up the
-    // next day.
+    // Redis does not know the days of claims outside the user's record, so Bob's claim also counts against
+    // the next day's limit.
     fixture.granted_at("bob", midnight + HOUR).await;
     fixture.refused_at("bob", midnight + 2 * HOUR, midnight + 2 * DAY).await;
     let left = fixture.core.get("/internal/v1/campaigns/demo/users/bob").await.expect(200).json();

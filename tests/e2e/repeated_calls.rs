@@ -6,7 +6,7 @@ use support::Reply;
 use support::client::{Client, client};
 use support::stand_in::{Canned, StandIn};
 
-/// Starts a fake core that answers a marked call with 503, and an unmarked one with 200.
+/// Starts a fake core that answers a call marked as a first try with 503, and any other call with 200.
 fn core() -> StandIn {
     let core = StandIn::start();
     core.answers("HTTP/1.1", Canned::json(200, &json!({})));

@@ -1,4 +1,4 @@
-//! Redis addresses: those that core can use, and servers on which core must not start.
+//! Addresses of Redis that core can use, and servers on which core must not start.
 
 use std::path::Path;
 use std::process::Stdio;

@@ -181,8 +181,8 @@ fn moves() -> usize {
     std::env::var("MOVES").map_or(2, |moves| moves.parse().expect("MOVES is a number"))
 }
 
-/// Moves the slots of all campaigns to another primary and back. No acknowledged claim is lost, and every
-/// campaign is decided after each move.
+/// Moves the slots of all campaigns to another primary and back. No acknowledged claim is lost, and claims on
+/// every campaign are decided after each move.
 async fn a_slot_moves(row: Row, kind: Kind, how: Move) {
     let _turn = heavy().await;
     let fixture = ClusterFixture::start(kind).await;

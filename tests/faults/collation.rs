@@ -186,7 +186,7 @@ async fn ids_are_compared_by_bytes_after_a_conversion_under_load() {
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
-/// The cores that do not convert have to wait for the one that does, or they would build the same indexes. A
+/// The other cores must wait for the converting core; otherwise they would build the same indexes. A
 /// reader delays the conversion beyond the time in which a core that starts connects again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_of_two_cores_started_together_converts() {

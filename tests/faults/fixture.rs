@@ -82,8 +82,8 @@ impl Fixture {
         Self { core, others: vec![], proxy: Some(proxy), server, postgres: None, sql }
     }
 
-    /// Starts one core with managed or external Redis on PostgreSQL. Only PostgreSQL's disk may be slow.
-    /// `Err` if there is no PostgreSQL.
+    /// Starts one core with managed or external Redis on PostgreSQL. Core and its own Redis are exempt from a
+    /// slow disk. `Err` if there is no PostgreSQL.
     pub async fn on_postgres(managed: bool) -> Result<Self, String> {
         let postgres = Postgres::start().await?;
         let url = postgres.database("claimgate").await;

@@ -88,7 +88,8 @@ async fn claims_continue_while_postgres_is_down() {
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
-/// Managed Redis services close idle connections. A new one to the same run of the same server needs no word from SQL.
+/// Managed Redis services close idle connections. A new connection to the same run of the same server does
+/// not need SQL.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn claims_continue_on_new_redis_connections_while_sql_is_down() {
     let row = Row::begin("SQL down: connections to Redis cut");

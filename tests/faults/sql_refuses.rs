@@ -331,7 +331,7 @@ async fn survives_a_shutdown(row: Row, signal: Signal) {
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     checker.win(&fixture.core, 0..10).await;
     until_relayed(&fixture, 10).await;
-    // Reopen without connections: the test's own would delay the shutdown.
+    // Reopen the pool: open connections of the test would delay PostgreSQL's shutdown.
     fixture.sql = Sql::open(&fixture.postgres().url("claimgate"));
     row.fault();
     fixture.postgres().stop(signal);

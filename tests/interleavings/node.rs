@@ -156,7 +156,8 @@ impl TestCore {
         format!("{:?}", self.relay.round(Duration::from_hours(1)).await)
     }
 
-    /// Returns whether this core answers for the campaign from SQL; it reads evicted campaigns on demand.
+    /// Returns true if the campaign is evicted, or not known to this core yet: core reads evicted campaigns
+    /// on demand.
     pub fn has_evicted(&self, id: &CampaignId) -> bool {
         self.engine.registry.get(id).is_none_or(|handle| handle.campaign().evicted.is_some())
     }

@@ -168,7 +168,7 @@ impl<'w> ScheduleRun<'w> {
         node.add_codes(&self.id, codes.join("\n")).await
     }
 
-    /// Adds codes, always the same.
+    /// Adds the codes 100 to 103: the same codes in every call.
     pub async fn upload(&self, node: &TestCore) -> Reply {
         self.add_codes(node, 100..104).await
     }

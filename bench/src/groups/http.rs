@@ -16,7 +16,7 @@ use crate::session::Session;
 
 pub const GROUP: Group = Group {
     name: "http",
-    about: "claims over HTTP: a bare route, batches of one, the simplest server, claimgate",
+    about: "claims over HTTP: claimgate, compared with a bare route, a server with batches of one, and the simplest server",
     figures: FIGURES,
     parts: &[Cost::of(2.0, 2.0, 8.3)],
     run: |session| Box::pin(run(session)),

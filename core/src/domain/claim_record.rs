@@ -151,7 +151,7 @@ pub fn claims_of(user: &[u8], record: &[u8]) -> Vec<(UserId, ClaimRecord)> {
     inline_claims(record).map(|claim| (user.clone(), claim)).collect()
 }
 
-/// Returns the claims in a user's record, after the counters if it has any.
+/// Returns the claims in a user's record; skips the counters at its start, if any.
 fn inline_claims(record: &[u8]) -> impl Iterator<Item = ClaimRecord> {
     record[record.len() % ClaimRecord::BYTES..].chunks_exact(ClaimRecord::BYTES).filter_map(ClaimRecord::read)
 }

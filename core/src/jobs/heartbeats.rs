@@ -28,8 +28,8 @@ const FORGET_PAUSE: Duration = Duration::from_millis(50);
 /// time limit of all jobs.
 const STOP_MAX: Duration = Duration::from_millis(1500);
 
-/// Sends heartbeats of the core `this` until `stop` turns true, and then removes its row. Also removes the rows of
-/// its earlier runs: those that were killed would be listed as silent for an hour.
+/// Sends heartbeats of the core `this` until `stop` turns true, and then removes its row. Also removes the
+/// rows of its earlier runs: runs that were killed would be listed as silent for an hour.
 ///
 /// Increments `returns` each time SQL works again after a failure, or its server has restarted.
 pub async fn send(

@@ -91,7 +91,7 @@ async fn compare(
     let snapshots = match engine.stores.redis.survey(&targets).await {
         Ok(snapshots) => snapshots,
         Err(error) => {
-            tracing::debug!(%error, "campaigns are not compared with SQL yet");
+            tracing::debug!(%error, "comparing campaigns with SQL failed; will retry");
             remaining.extend(campaigns);
             return Ok(());
         }

@@ -19,7 +19,7 @@ const REMOVE_PERIOD: Duration = Duration::from_mins(10);
 const LAST_MAX: Duration = Duration::from_secs(1);
 
 /// Writes the refusals of `engine` as the core's run `run` until `stop` turns true, then writes the last
-/// counts. Only one task may do so.
+/// counts. Must run in only one task.
 pub async fn write(engine: Arc<Engine>, run: CoreRun, mut stop: watch::Receiver<bool>) {
     let writer = RefusalWriter::new(&engine.refusals, &engine.registry, &engine.stores.sql, run.id());
     let Some(mut writer) = writer else { return };
@@ -32,7 +32,7 @@ pub async fn write(engine: Arc<Engine>, run: CoreRun, mut stop: watch::Receiver<
             _ = removals.tick() => Event::RemovalIsDue,
             _ = stop.wait_for(|stop| *stop) => Event::Stopped,
         };
-        // What fails is tried again at the next tick. The health checks log that SQL is unavailable.
+        // A failed write is retried at the next tick. The health checks log that SQL is unavailable.
         let done = match event {
             Event::Received => {
                 writer.write_received().await;
@@ -43,7 +43,7 @@ pub async fn write(engine: Arc<Engine>, run: CoreRun, mut stop: watch::Receiver<
             Event::Stopped => break,
         };
         if let Err(error) = done {
-            tracing::debug!(%error, ?event, "refusals are not written yet");
+            tracing::debug!(%error, ?event, "writing refusals failed; will retry");
         }
     }
     let _ = timeout(LAST_MAX, writer.write_own()).await;

@@ -11,7 +11,7 @@ use crate::clock::age_ms;
 
 /// Maximum age of known keys while their source is unavailable.
 const KEYS_TTL_MS: i64 = 24 * 3_600_000;
-/// A token with an unknown key causes a fetch only if the set is older.
+/// Minimum age of a set at which a token with an unknown key causes a fetch.
 const UNKNOWN_KEY_MS: i64 = 30_000;
 /// Refresh interval of a set, unless the source's `max-age` sets it.
 const REFRESH_MS: i64 = 10 * 60_000;

@@ -194,7 +194,7 @@ fn check_number(kind: KeyKind, name: &str, text: &str) -> Result<(), &'static st
     let bits = number.first().map_or(0, |top| number.len() * 8 - top.leading_zeros() as usize);
     match (kind, name) {
         (KeyKind::Rsa, "n") if (RSA_BITS_MIN..=RSA_BITS_MAX).contains(&bits) => Ok(()),
-        (KeyKind::Rsa, "n") => Err("RSA of fewer than 2048 or more than 4096 bits"),
+        (KeyKind::Rsa, "n") => Err("an RSA key of fewer than 2048 or more than 4096 bits"),
         // With the exponent 1, every text is its own signature.
         (KeyKind::Rsa, _) if bits > 1 && bits <= 32 && number.last().is_some_and(|low| low % 2 == 1) => {
             Ok(())
@@ -302,7 +302,7 @@ mod tests {
 
     #[test]
     fn unsuitable_keys_are_ignored_with_a_reason() {
-        let (none, size) = (json!({}), "RSA of fewer than 2048 or more than 4096 bits");
+        let (none, size) = (json!({}), "an RSA key of fewer than 2048 or more than 4096 bits");
         let exponent = "an RSA exponent that is even, below 3 or above 32 bits";
         for (key, reason) in [
             (rsa(2_047, &none), size),

@@ -144,8 +144,8 @@ impl PublicKey {
         self.algorithms.contains(&algorithm)
     }
 
-    /// Returns whether `token` is signed with this key. A signature that the runtime refuses to check, because
-    /// its length is wrong, is a wrong one.
+    /// Returns whether `token` is signed with this key. A signature that the runtime refuses to check,
+    /// because its length is wrong, is invalid.
     ///
     /// # Errors
     /// The runtime's error if the key cannot be imported.
@@ -229,7 +229,7 @@ fn check_rsa_bits(key: &CryptoKey) -> Result<(), JsValue> {
     let bits = Reflect::get(&key.algorithm()?.into(), &"modulusLength".into())?.as_f64();
     match bits {
         Some(bits) if !(2_048.0..=4_096.0).contains(&bits) => {
-            Err("RSA of fewer than 2048 or more than 4096 bits".into())
+            Err("an RSA key of fewer than 2048 or more than 4096 bits".into())
         }
         _ => Ok(()),
     }

@@ -111,7 +111,7 @@ impl Solver {
 }
 
 /// Decides by the service's verdict. An outage is not the user's fault, but only an operator can decide that users
-/// then get a pass. A wrong token never gets one.
+/// then get a pass. An invalid token never gets one.
 fn judge(verdict: Verdict, fail_open: bool, now: Timestamp) -> Result<(), Problem> {
     match verdict {
         Verdict::Solved => Ok(()),

@@ -45,7 +45,7 @@ impl CoreResponse {
                 return Err(Failure::EdgeRejected(code));
             }
             Some(_) if (400..600).contains(&status) && is_problem() => {}
-            _ => return Err(Failure::Lost(format!("{status}, but not from core"))),
+            _ => return Err(Failure::Lost(format!("{status} without core's format, so not from core"))),
         }
         Ok(Self {
             status,

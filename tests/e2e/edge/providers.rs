@@ -199,7 +199,7 @@ impl Provider {
         world.send(request).await
     }
 
-    /// Returns a token with the right claims, signed by someone else.
+    /// Returns a token with valid claims, signed by someone else.
     fn forged(&self, claims: &Value) -> String {
         match self.signer {
             Some(Issuer::P256(_)) => Issuer::p256().token(&self.token_header, claims),
@@ -256,8 +256,8 @@ fn shared_p256() -> &'static Issuer {
     SHARED.get_or_init(Issuer::p256)
 }
 
-/// Returns the two RSA keys as a set: the one that does not sign, and the one that does. Each gets its `kid` and these
-/// members.
+/// Returns the two RSA keys as a set: the key that does not sign, and the key that does. Each gets its `kid`
+/// and these members.
 fn two_keys(other_kid: &str, kid: &str, members: &Value) -> Vec<Value> {
     [(other_rsa(), other_kid), (Issuer::shared_rsa(), kid)]
         .map(|(issuer, kid)| {
@@ -599,7 +599,7 @@ fn apple() -> Provider {
 }
 
 #[test]
-fn the_settings_accept_tokens_of_an_own_back_end() {
+fn the_settings_accept_tokens_of_your_own_back_end() {
     run(own_back_end().check("own"));
 }
 

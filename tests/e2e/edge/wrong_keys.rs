@@ -1,4 +1,4 @@
-//! Key sets with a wrong key: it is ignored with a reason in the log, and the others work.
+//! Key sets with an invalid key: it is ignored with a reason in the log, and the others work.
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
@@ -21,7 +21,7 @@ use support::issuer::{Issuer, unsigned};
 /// Moves the clock past the time in which an unknown key causes no fetch and a reason is logged once.
 const FETCH_MS: i64 = 31_000;
 
-const SIZE: &str = "RSA of fewer than 2048 or more than 4096 bits";
+const SIZE: &str = "an RSA key of fewer than 2048 or more than 4096 bits";
 const EXPONENT: &str = "an RSA exponent that is even, below 3 or above 32 bits";
 const TYPE: &str = "neither RSA, P-256, P-384 nor Ed25519";
 const INVALID: &str = "not a valid key of its type";
@@ -33,7 +33,8 @@ const ALG: &str = "alg does not fit the key, or is not supported";
 const UNKNOWN: &str = "unknown key";
 const ALGORITHM: &str = "wrong algorithm";
 
-/// A wrong key: what is wrong, the reason in the log, the key, and a token of it with the reason of its rejection.
+/// An invalid key: what is wrong, the reason in the log, the key, and a token of it with the reason of its
+/// rejection.
 struct Row {
     what: &'static str,
     ignored: &'static str,

@@ -277,7 +277,7 @@ fn wrong_passes_are_ignored_and_the_reason_reported() {
             assert_eq!(made.status, 201, "{keys:?} {pass}: {}", made.text());
         }
 
-        let without_keys = ("a right pass at an edge without keys", Keys::None, UNKNOWN, by_shop(&right()));
+        let without_keys = ("a valid pass at an edge without keys", Keys::None, UNKNOWN, by_shop(&right()));
         let rows = [
             wrong_headers(),
             wrong_signatures(),
@@ -288,7 +288,7 @@ fn wrong_passes_are_ignored_and_the_reason_reported() {
         .concat();
         let names: BTreeSet<_> = rows.iter().map(|(what, ..)| what).collect();
         assert!(names.len() == rows.len() && rows.len() >= 50, "{} rows", rows.len());
-        println!("{} wrong passes", rows.len());
+        println!("{} invalid passes", rows.len());
         let mut wrong = Vec::new();
         for (at, row) in (1..).zip(&rows) {
             // Each reason may be logged again.

@@ -1,4 +1,5 @@
-//! Wrong tokens: each is rejected with its reason, in the response and in the log, and none is logged itself.
+//! Invalid tokens: each is rejected with its reason, in the response and in the log, and none is logged
+//! itself.
 
 mod rows;
 
@@ -67,7 +68,7 @@ impl Signers {
         signed(&text(header, payload), |text| self.rsa.sign("RS256", text))
     }
 
-    /// Returns a token of the RSA key with a right header.
+    /// Returns a token of the RSA key with a valid header.
     fn with_payload(&self, payload: impl AsRef<[u8]>) -> String {
         self.by_rsa(r#"{"alg":"RS256","kid":"rsa"}"#, payload)
     }
@@ -77,7 +78,8 @@ impl Signers {
         self.with_payload(changed(name, value).to_string())
     }
 
-    /// Returns a right token for the P-256 key with a signature that `change` derives from the right one.
+    /// Returns a valid token for the P-256 key with a signature that `change` derives from the valid
+    /// signature.
     fn with_signature(&self, change: impl Fn(&[u8]) -> Vec<u8>) -> String {
         let text = unsigned(&json!({"alg": "ES256", "kid": "p256"}), &lasting("alice"));
         signed(&text, |text| change(&self.p256.sign("ES256", text)))
@@ -107,7 +109,7 @@ fn mac(secret: &[u8], text: &str) -> Vec<u8> {
     mac.finalize().into_bytes().to_vec()
 }
 
-/// Returns right claims with this member; `null` removes it.
+/// Returns valid claims with this member; `null` removes it.
 fn changed(name: &str, value: Value) -> Value {
     let mut claims = lasting("alice");
     if value.is_null() {
@@ -170,7 +172,7 @@ impl Edges {
     }
 }
 
-/// Returns the tokens from which the wrong tokens are derived.
+/// Returns the valid tokens from which the invalid tokens are derived.
 fn right_tokens(signers: &Signers) -> [(By, String); 6] {
     let mut own = changed("aud", Value::Null);
     own["client_id"] = json!("7g4");
@@ -200,7 +202,7 @@ fn wrong_tokens_are_rejected_with_their_reason() {
         let rows = rows::all(&signers);
         let names: BTreeSet<_> = rows.iter().map(|(what, ..)| what).collect();
         assert!(names.len() == rows.len() && rows.len() >= 60, "{} rows", rows.len());
-        println!("{} wrong tokens", rows.len());
+        println!("{} invalid tokens", rows.len());
         let mut wrong = Vec::new();
         for (at, (what, by, reason, token)) in (1..).zip(&rows) {
             // Each reason may be logged again.

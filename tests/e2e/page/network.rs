@@ -41,7 +41,7 @@ fn the_page_is_below_30_kb_and_loads_from_one_origin() {
                 "{loaded:?}"
             );
         }
-        // The button is for other pages; the client is loaded here too.
+        // The page loads the client, but not the button, which is for other sites.
         assert!(files.remove("client") && !loaded.contains("client/button.js"), "{loaded:?}");
         files.insert("client/claimgate.js".to_owned());
         let sizes: Vec<_> = files.iter().map(|file| (file, zipped_size(file))).collect();

@@ -31,8 +31,8 @@ const CUT: &str = r"(() => {
     return wrong;
 })()";
 
-/// Each state: whether to click the button first, and an expression with the value it has once the state is
-/// shown.
+/// Each state: its name, whether to click the button first, an expression to evaluate, and the value that
+/// shows the state.
 const STATES: [(&str, bool, &str, &str); 38] = [
     ("scheduled", false, PHASE, "scheduled"),
     ("open", false, PHASE, "open"),

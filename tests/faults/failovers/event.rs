@@ -1,4 +1,4 @@
-//! Failovers, chosen by a seed.
+//! Random failovers, reproducible from a seed.
 
 use std::fmt;
 use std::time::Duration;

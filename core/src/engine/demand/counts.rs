@@ -14,7 +14,7 @@ const ENTRIES_MAX: usize = 16_384;
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     campaigns: HashMap<CampaignId, Vec<Entry>>,
-    /// Of ids that name no campaign, and of campaigns for which there is no room. At most one for each reason.
+    /// Counts for unknown ids, and for campaigns that do not fit: at most one entry per reason.
     unknown: Vec<Entry>,
     entries: usize,
 }

@@ -1,9 +1,9 @@
 //! Exports the claims of another database's campaign from Redis to a file, then removes the campaign's keys.
 //!
-//! A campaign that a core serves is not removed. The campaign is suspended under a token between two tokens
-//! that its own database issues, and a check of the campaign is requested. A core that serves the campaign
-//! finds the suspension within seconds, regardless of its number of campaigns, and reloads the campaign under
-//! a higher token. The keys are then not removed.
+//! A campaign that a core serves is not removed. The campaign is suspended under a fencing token that is
+//! higher than its current token and lower than the next one that its own database issues, and a check of the
+//! campaign is requested. A core that serves the campaign finds the suspension within seconds, regardless of
+//! its number of campaigns, and reloads the campaign under a higher token. The keys are then not removed.
 
 use std::collections::HashSet;
 use std::fs::OpenOptions;

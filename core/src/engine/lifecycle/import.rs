@@ -84,7 +84,7 @@ impl Recovery {
         let begun = begun.ok_or(EngineError::LoadingElsewhere)?;
         self.registry.update(begun.clone());
         if let Err(error) = self.drop_keys(handle, &begun).await {
-            tracing::debug!(%error, campaign = %id, "its keys are not dropped yet");
+            tracing::debug!(%error, campaign = %id, "dropping the campaign's keys failed; will retry");
         }
         self.write(&begun, evicted, &claims).await?;
         let Some(complete) = self.stores.sql.end_import(&begun).await? else {

@@ -34,7 +34,7 @@ struct Activity {
 pub struct Line {
     /// The campaign, or [`OTHERS`].
     pub name: String,
-    /// Number of claims that Redis has answered; for a named campaign, since it was named.
+    /// Number of claims that Redis has answered; for a campaign with its own series, since the series began.
     pub answered: u64,
     /// Events not yet in SQL.
     pub backlog: u64,

@@ -204,7 +204,7 @@ fn kill_orphan(socket: &Path) {
             String::from_utf8_lossy(&command).trim_end_matches(['\0', ' ']).ends_with(&title)
         };
         if is_ours() {
-            tracing::warn!(pid = pid.as_raw_pid(), "killing a Redis left by a core that was killed");
+            tracing::warn!(pid = pid.as_raw_pid(), "killing an orphaned Redis: its core was killed");
             let _ = kill_process(pid, Signal::KILL);
             let deadline = Instant::now() + SHUTDOWN_GRACE;
             while is_ours() && Instant::now() < deadline {

@@ -15,10 +15,10 @@ use tokio::time::{Instant, sleep};
 /// All tables with strings in an index, `campaigns` first, as in all transactions: the order in which they are locked.
 const TABLES: &str = "'{campaigns,additions,audit,claim_audit,claims,code_audit,codes,cores,feed,\
                       refusal_reports,refusals,replica_sets,webhook_events,webhooks}'::name[]";
-/// The indexes of [`TABLES`] with another collation, in the order of the tables; a replacement that an interrupted
-/// start has left has the collation C already. Their keys are rendered with the collation C. An index is built
-/// beforehand if that would lock its table for long; foreign keys prevent that, but the tables that they refer to
-/// are small.
+/// The indexes of [`TABLES`] with a different collation, in the order of the tables; a replacement that an
+/// interrupted start has left has the collation C already. Their keys are rendered with the collation C. An
+/// index is built beforehand if that would lock its table for long; foreign keys prevent that, but the tables
+/// that they refer to are small.
 const INDEXES: &str = "SELECT CAST(tables.relname AS TEXT), CAST(indexes.relname AS TEXT), keys.definition, \
     keys.altered, CAST(constraints.contype AS TEXT), CAST(indisunique AS INTEGER), pg_get_expr(indpred, indrelid), \
     CAST(pg_relation_size(tables.oid) > 4194304 AND NOT EXISTS \
@@ -116,7 +116,7 @@ async fn build_and_exchange(connection: &mut AnyConnection, indexes: &[Index]) -
         let locking = Instant::now();
         let Err(error) = execute(connection, conversion.clone()).await else {
             let (seconds, locked_ms) = (began.elapsed().as_secs_f64(), locking.elapsed().as_millis());
-            tracing::info!(seconds, locked_ms, "the database's ids are compared by bytes from now on");
+            tracing::info!(seconds, locked_ms, "converted: ids are now compared by bytes");
             return Ok(());
         };
         execute(connection, "ROLLBACK".to_owned()).await?;
@@ -162,13 +162,14 @@ fn conversion(indexes: &[Index], is_served: bool) -> String {
     statements.join("; ")
 }
 
-/// Spares the sessions of cores that start and wait for the lock, see [`NAME_SESSION`]: they have prepared no such
-/// statement. These cores would exit, since they connect again only in the first seconds of their start.
+/// Closes the other sessions of core's role, whose prepared statements PostgreSQL would refuse. Not those of
+/// starting cores that wait for the lock, see [`NAME_SESSION`]: they have not prepared such a statement.
+/// These cores would exit, since they connect again only in the first seconds of their start.
 const CLOSE_OTHERS: &str = "SELECT COUNT(pg_terminate_backend(pid)) FROM pg_stat_activity \
     WHERE datname = current_database() AND usename = current_user AND pid <> pg_backend_pid() \
     AND application_name IS DISTINCT FROM 'claimgate start'";
 
-/// An index with another collation.
+/// An index with a different collation.
 #[derive(Debug)]
 struct Index {
     table: String,

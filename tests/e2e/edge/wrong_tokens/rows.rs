@@ -1,4 +1,4 @@
-//! The wrong tokens, each with the edge that must reject it and the reason.
+//! The invalid tokens, each with the edge that must reject it and the reason.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE_NO_PAD};
@@ -23,7 +23,7 @@ fn rows<const N: usize>(by: By, rows: [(&str, &'static str, String); N]) -> Vec<
     rows.into_iter().map(|(what, reason, token)| (what.to_owned(), by, reason, token)).collect()
 }
 
-/// Returns all wrong tokens.
+/// Returns all invalid tokens.
 pub fn all(signers: &Signers) -> Vec<Row> {
     [
         wrong_algorithms(signers),
@@ -270,7 +270,7 @@ fn wrong_forms(signers: &Signers) -> Vec<Row> {
     )
 }
 
-/// Returns correctly signed tokens with wrong claims.
+/// Returns correctly signed tokens with invalid claims.
 fn wrong_claims(signers: &Signers) -> Vec<Row> {
     let with = |name: &str, value: Value| signers.with(name, value);
     let twice = |members: &str| signers.with_payload(with_members(members));
@@ -399,7 +399,8 @@ fn wrong_for_a_secret(signers: &Signers) -> Vec<Row> {
     )
 }
 
-/// Returns right claims in which `members`, a JSON text, occur as well: JSON values cannot hold a member twice.
+/// Returns valid claims in which `members`, a JSON text, occur as well: JSON values cannot hold a member
+/// twice.
 fn with_members(members: &str) -> String {
     let claims = lasting("alice").to_string();
     format!("{},{members}}}", claims.trim_end_matches('}'))
