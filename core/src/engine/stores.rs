@@ -153,7 +153,7 @@ impl Stores {
         events: u64,
         claims: &[CodesOfClaim],
     ) -> Result<bool, StoreError> {
-        let mut session = self.synchronised_session(handle).await?;
+        let mut session = self.synchronized_session(handle).await?;
         // Under a later epoch, SQL may have lost these codes and given others.
         let target = handle.target(campaign);
         match self.redis.call(&mut session, &target, &GiveCodes { events, claims }).await? {
@@ -237,21 +237,21 @@ impl Stores {
         handle: &CampaignHandle,
         call: &C,
     ) -> Result<Ready<C::Reply>, StoreError> {
-        let mut session = self.synchronised_session(handle).await?;
+        let mut session = self.synchronized_session(handle).await?;
         let campaign = handle.campaign();
         Ok(self.redis.call(&mut session, &handle.target(&campaign), call).await?)
     }
 
-    async fn synchronised_session(&self, handle: &CampaignHandle) -> Result<Session, StoreError> {
+    async fn synchronized_session(&self, handle: &CampaignHandle) -> Result<Session, StoreError> {
         let mut session = self.redis.session(handle.keys.slot).await?;
         if handle.synced_run() != session.run() {
-            self.synchronise(handle, &mut session).await?;
+            self.synchronize(handle, &mut session).await?;
         }
         Ok(session)
     }
 
     /// Reads the campaign's high-water mark from SQL, and applies the campaign's rules in Redis.
-    async fn synchronise(&self, handle: &CampaignHandle, session: &mut Session) -> Result<(), StoreError> {
+    async fn synchronize(&self, handle: &CampaignHandle, session: &mut Session) -> Result<(), StoreError> {
         if let Some(campaign) = self.sql.campaign(&handle.campaign().id).await? {
             handle.update(campaign);
         }

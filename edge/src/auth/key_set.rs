@@ -157,10 +157,10 @@ fn check_purpose(jwk: &Jwk) -> Result<(), &'static str> {
         return Err("its private half is published");
     }
     if jwk.usage.as_ref().is_some_and(|usage| usage != "sig") {
-        return Err("use is not sig");
+        return Err("`use` is not `sig`");
     }
     if jwk.key_ops.as_ref().is_some_and(|list| !list.iter().any(|one| one == "verify")) {
-        return Err("key_ops lacks verify");
+        return Err("`key_ops` lacks `verify`");
     }
     Ok(())
 }
@@ -314,9 +314,9 @@ mod tests {
             (rsa(2_048, &json!({"e": "AQAAAAE"})), exponent),
             (rsa(2_048, &json!({"n": "+/=="})), "a number is not base64url"),
             (rsa(2_048, &json!({"n": null})), "a member is missing"),
-            (rsa(2_048, &json!({"use": "enc"})), "use is not sig"),
-            (rsa(2_048, &json!({"key_ops": ["encrypt"]})), "key_ops lacks verify"),
-            (rsa(2_048, &json!({"key_ops": []})), "key_ops lacks verify"),
+            (rsa(2_048, &json!({"use": "enc"})), "`use` is not `sig`"),
+            (rsa(2_048, &json!({"key_ops": ["encrypt"]})), "`key_ops` lacks `verify`"),
+            (rsa(2_048, &json!({"key_ops": []})), "`key_ops` lacks `verify`"),
             (rsa(2_048, &json!({"d": "AQAB"})), "its private half is published"),
             (rsa(2_048, &json!({"alg": "ES256"})), "alg does not fit the key, or is not supported"),
             (rsa(2_048, &json!({"alg": "RSA-OAEP"})), "alg does not fit the key, or is not supported"),

@@ -35,7 +35,7 @@ const LEASE: Duration = Duration::from_secs(1);
 
 const UNLIMITED: i64 = -1;
 const NOT_ENOUGH: i64 = -2;
-const NOT_INITIALISED: i64 = -3;
+const NOT_INITIALIZED: i64 = -3;
 
 /// Number of instances that start together.
 const INSTANCES: usize = 50;
@@ -59,7 +59,7 @@ impl StockManager for ScriptStock {
         loop {
             match stock.app.redis.run(TAKE.key(&stock.name).arg(attempt.quantity)).await? {
                 NOT_ENOUGH => return Ok(ReduceResult::SoldOut),
-                NOT_INITIALISED => load(stock, attempt.deadline).await?,
+                NOT_INITIALIZED => load(stock, attempt.deadline).await?,
                 left if left >= UNLIMITED => return Ok(ReduceResult::Taken),
                 reply => {
                     return Err(StockError::Inconsistent(format!("unexpected reply of the script: {reply}")));
@@ -69,7 +69,7 @@ impl StockManager for ScriptStock {
     }
 
     async fn return_units(stock: &StockKey, attempt: &Attempt) -> Result<()> {
-        while add(stock, attempt.quantity, Duration::ZERO).await? == NOT_INITIALISED {
+        while add(stock, attempt.quantity, Duration::ZERO).await? == NOT_INITIALIZED {
             load(stock, attempt.deadline).await?;
         }
         Ok(())
@@ -198,7 +198,7 @@ async fn sell_with_expiry(addresses: &Addresses) -> Result<String> {
 async fn add_to_missing(addresses: &Addresses) -> Result<String> {
     let app = &App::start_all(addresses, 1)?[0];
     let stock = StockKey::new(app, &unique()?);
-    let refused = add(&stock, 5, Duration::ZERO).await? == NOT_INITIALISED;
+    let refused = add(&stock, 5, Duration::ZERO).await? == NOT_INITIALIZED;
     let added = add(&stock, 5, LEASE).await? == 5;
     let left: i64 = app.redis.query(cmd("PTTL").arg(&stock.name)).await?;
     if !refused || !added || left <= 0 {

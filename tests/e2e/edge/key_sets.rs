@@ -147,7 +147,7 @@ fn a_bad_source_gives_503_in_time_and_heals() {
         let good = Answer::keys(&[issuer.jwk(&kid("a"))]);
         let server = KeyServer::start(good.clone());
         let enc = issuer.jwk(&json!({"kid": "a", "use": "enc"}));
-        let unusable = ("unusable", Answer::keys(&[enc]), "user keys ignored: key 1: use is not sig");
+        let unusable = ("unusable", Answer::keys(&[enc]), "user keys ignored: key 1: `use` is not `sig`");
         let answers = bad_answers(&server, &issuer).into_iter().chain([unusable]);
         for (name, answer, line) in answers {
             server.answer(JWKS, answer);
