@@ -381,7 +381,7 @@ async fn no_code_is_assigned_twice_if_sql_loses_part_of_an_upload() {
 /// A campaign is evicted while claims are without codes: they are counted, and get the codes that are added
 /// later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn claims_of_an_evicted_campaign_wait_for_codes() {
+async fn claims_of_an_evicted_campaign_get_codes_added_later() {
     let core =
         Fixture::managed_with(CoreOptions::default().with("CLAIMGATE_ARCHIVE_AFTER_S", "1")).await.core;
     let waits = core.run_out_of_codes("demo").await;

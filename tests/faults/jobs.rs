@@ -421,7 +421,7 @@ async fn stops_in_time(core: &mut Core, redis: Option<u32>) -> Duration {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn core_stops_in_time_while_sql_and_redis_hang() {
-    only_on!(OWN, "core ends its own Redis");
+    only_on!(OWN, "core stops its own Redis");
     let row = Row::begin("core stopped while PostgreSQL and Redis hang");
     let Some(mut fixture) = row.needs(Fixture::on_postgres(true).await) else { return };
     fixture.core.create("demo", json!({"total": 100})).await;
@@ -449,7 +449,7 @@ async fn core_stops_in_time_while_sql_and_redis_hang() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn core_stops_in_time_while_its_managed_redis_hangs() {
-    only_on!(OWN, "core ends its own Redis");
+    only_on!(OWN, "core stops its own Redis");
     let row = Row::begin("core stopped while its managed Redis hangs");
     let mut fixture = Fixture::managed().await;
     fixture.core.create("demo", json!({"total": 100})).await;
@@ -479,7 +479,7 @@ async fn core_stops_in_time_while_an_external_redis_hangs() {
 /// needs it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ctrl_c_in_a_terminal_signals_only_core() {
-    only_on!(OWN, "core ends its own Redis");
+    only_on!(OWN, "core stops its own Redis");
     let row = Row::begin("Ctrl-C in a terminal");
     let mut fixture = Fixture::managed().await;
     fixture.core.create("demo", json!({"total": 100})).await;

@@ -23,8 +23,8 @@ const HOLD_S: u32 = 600;
 pub enum InitialState {
     /// The campaign does not exist.
     Absent,
-    /// Open with holds. Some claims are in SQL, some only in the outbox, beside an entry that no core wrote.
-    /// One claim was returned, one confirmed.
+    /// Open with holds. Some claims are in SQL, some only in the outbox, together with an entry that no core
+    /// wrote. One claim was returned, one confirmed.
     Live,
     /// Like `Live`, but SQL has everything and Redis has lost everything.
     Lost,

@@ -108,7 +108,7 @@ impl System {
         }
     }
 
-    /// Stops Redis, without ending it, until the next call has got no answer.
+    /// Suspends Redis, without killing it, until the next call has got no answer.
     pub fn stop_redis(&self) {
         signal_pids(&self.redis.pids(), Signal::STOP);
         self.is_redis_stopped.set(true);

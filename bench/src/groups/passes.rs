@@ -1,5 +1,5 @@
 //! The pass rule's cost in Redis: batches of claims by the present script and by the script of layout 6,
-//! which has no such rule, alternating in one Redis; and `pass_required` denials beside other denials.
+//! which has no such rule, alternating in one Redis; and `pass_required` denials compared with other denials.
 
 use anyhow::ensure;
 use redis::Value;

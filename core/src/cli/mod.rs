@@ -125,7 +125,7 @@ fn with_negative_numbers(command: clap::Command) -> clap::Command {
 }
 
 impl Cli {
-    /// Parses the command line and the environment; on an error, prints it and ends the process.
+    /// Parses the command line and the environment; on an error, prints it and exits.
     pub fn read() -> Self {
         let matches = with_negative_numbers(without_empty_variables(Self::command())).get_matches();
         Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
