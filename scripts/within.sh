@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs tests, or a build, within deadlines, and copies their output as it arrives. If one test, or all tests together,
 # take too long, the script prints the names of the running tests, the stacks of their threads and all processes. Then it
-# kills them and exits with status 124.
+# stops them and exits with status 124.
 #
 #   scripts/within.sh cargo test --workspace --test e2e -- --format=pretty
 #
@@ -51,7 +51,7 @@ stacks() {
     done
 }
 
-# late WHAT: reports and kills the tests.
+# late WHAT: reports and stops the tests.
 late() {
     local test family
     printf '\nDEADLINE: %s\n' "$1"

@@ -13,7 +13,7 @@ pub const RETRY_TIMEOUT: Duration = Duration::from_secs(10);
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
 
-/// The retries of calls that are safe to retry.
+/// The retry policy for calls that are safe to retry.
 #[derive(Debug, Clone, Copy)]
 pub struct Retries {
     /// Time from the first try during which a call is retried.

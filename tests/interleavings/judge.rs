@@ -1,4 +1,4 @@
-//! Waits until both cores have finished their work, and compares the callers' answers with Redis and SQL.
+//! Lets both cores finish their work, and compares the callers' answers with Redis and SQL.
 
 use std::collections::{BTreeMap, BTreeSet};
 
