@@ -14,6 +14,7 @@ use support::wait::holds;
 use support::{Core, CoreOptions, SOON, eventually, promised};
 
 use crate::fixture::Fixture;
+use crate::import::import;
 
 /// Time limit until core has restored what a rolled-back database lacks: a second until core detects the loss, and the
 /// load of one campaign.
@@ -268,5 +269,48 @@ async fn claims_missing_from_an_older_sql_copy_are_restored() {
             core.claim("demo", &format!("u{at}"), "k").await.expect(201);
         }
         core.claim("demo", "u30", "k").await.refused(409, "sold_out");
+    }
+}
+
+/// The same file completes the import; each of its claims counts once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_import_lost_by_sql_is_completed_by_the_same_file() {
+    const FILE: &str = "user_id,quantity,idempotency_key\nann,2,old-1\nbob,1,old-2\n";
+    for fixture in Fixture::on_both_databases().await {
+        let core = &fixture.core;
+        core.create("demo", json!({"total": 4})).await;
+        core.set_admin_state("demo", "pause").await.expect(200);
+        fixture.sql.copy_tables().await;
+        import(core, "demo", FILE).await.expect(200);
+        fixture.sql.restore_tables().await;
+        let again = import(core, "demo", FILE).await.expect(200).json();
+        let claims = again["imported"].as_u64().zip(again["already"].as_u64());
+        assert_eq!(claims.map(|(new, old)| new + old), Some(2), "{again}");
+        core.set_admin_state("demo", "resume").await.expect(200);
+        agrees(&fixture).await;
+        core.claim_units("demo", "ann", "old-1", 2).await.expect(200);
+        core.claim_units("demo", "carol", "k", 2).await.refused(409, "sold_out");
+        core.claim("demo", "carol", "k").await.expect(201);
+        fixture.sql.until("demo", 3).await;
+        agrees(&fixture).await;
+    }
+}
+
+/// Otherwise a core that starts later would let one user have two ids.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_id_scheme_lost_by_sql_is_pinned_again() {
+    for mut fixture in Fixture::on_both_databases().await {
+        fixture.sql.copy_tables().await;
+        let scheme = json!({"user_ids": "hmac:PBjTMm"});
+        fixture.core.admin(Method::POST, "/admin/v1/user-ids", &scheme).await.expect(200);
+        fixture.sql.restore_tables().await;
+        eventually(SOON, || async {
+            let pinned = fixture.sql.number("SELECT COUNT(*) FROM user_ids WHERE scheme <> $1", "").await;
+            holds(pinned == 1, || "SQL lacks the scheme".to_owned())
+        })
+        .await;
+        fixture.replace_core().await;
+        fixture.core.create("demo", json!({"total": 10})).await;
+        fixture.core.claim("demo", "ann", "k").await.refused(503, "user_ids_differ");
     }
 }

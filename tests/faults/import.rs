@@ -30,7 +30,7 @@ async fn try_import(core: &Core, id: &str, csv: &str) -> Result<Reply, reqwest::
     core.client().send(request(core, id).bearer_auth(core.admin_token()).body(csv.to_owned())).await
 }
 
-async fn import(core: &Core, id: &str, csv: &str) -> Reply {
+pub async fn import(core: &Core, id: &str, csv: &str) -> Reply {
     try_import(core, id, csv).await.expect("an answer")
 }
 
