@@ -72,30 +72,6 @@ make_newcomer() {
     for file in .cargo/config.toml .cargo/config .npmrc .config/pip/pip.conf .pip/pip.conf; do copy_from_home $file; done
 }
 
-# Leaves the same state as an installation by rustup: rustup's programs, one toolchain, no other target.
-install_rust() {
-    local toolchain sysroot cargo_home=${CARGO_HOME:-$HOME/.cargo}
-    toolchain=$(rustup show active-toolchain | cut -d' ' -f1)
-    sysroot=$(rustc --print sysroot)
-    mkdir -p "$root$home/.cargo" "$root$home/.rustup/toolchains/$toolchain"
-    cp -a "$cargo_home/bin" "$cargo_home/env" "$root$home/.cargo/"
-    tar -C "$sysroot" --exclude=./share/doc -c . | tar -C "$root$home/.rustup/toolchains/$toolchain" -x
-    printf 'version = "12"\ndefault_toolchain = "%s"\n' "$toolchain" >"$root$home/.rustup/settings.toml"
-    chroot "$root" chown -R $user:$user $home
-}
-
-install_node() {
-    local modules config
-    modules=$(npm root --global 2>/dev/null)
-    install -D "$(node -p process.execPath)" "$root/usr/local/bin/node"
-    mkdir -p "$root/usr/local/lib/node_modules" "$root/usr/local/etc"
-    cp -aL "$modules/npm" "$root/usr/local/lib/node_modules/"
-    ln -s ../lib/node_modules/npm/bin/npm-cli.js "$root/usr/local/bin/npm"
-    ln -s ../lib/node_modules/npm/bin/npx-cli.js "$root/usr/local/bin/npx"
-    config=$(npm config get globalconfig 2>/dev/null)
-    if [ -f "$config" ]; then cp "$config" "$root/usr/local/etc/npmrc"; fi
-}
-
 clone() {
     git clone --quiet --no-hardlinks . "$root$home/claimgate"
     git -C "$root$home/claimgate" log -1 --format='The checkout is %h, %s'
@@ -291,8 +267,9 @@ SECONDS=0
 make_debian_root "$root" --variant=minbase --include=systemd,sudo,git,make,ca-certificates
 copy_network_settings "$root"
 make_newcomer
-install_rust
-install_node
+copy_rust "$root" $home/.cargo $home/.rustup
+chroot "$root" chown -R $user:$user $home
+copy_node "$root"
 clone
 echo "The root was created in $SECONDS s."
 unshare --mount --pid --fork --kill-child scripts/bare.sh --inside $mode "$work" "$tools" &

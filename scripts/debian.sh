@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Creates a minimal Debian root file system from this machine's package sources. bare.sh, package.sh and
-# tests/packages.sh source this.
+# Creates a minimal Debian root file system from this machine's package sources. bare.sh, tests/packages.sh and
+# tests/images.sh source this.
 
 # Prints the codename of this machine's Debian release; fails on other systems.
 debian_codename() {
@@ -36,4 +36,26 @@ copy_network_settings() {
     chroot "$root" update-ca-certificates >/dev/null 2>&1
     cp -L /etc/resolv.conf "$root/etc/resolv.conf"
     { cat /etc/hosts; echo "127.0.1.1 $(cat "$root/etc/hostname")"; } >"$root/etc/hosts"
+}
+
+# Copies this machine's Rust into the root $1, as rustup installs it: programs in $2, one toolchain in $3.
+copy_rust() {
+    local cargo_home=$1$2 rustup_home=$1$3 toolchain installed=${CARGO_HOME:-$HOME/.cargo}
+    toolchain=$(rustup show active-toolchain | cut -d' ' -f1)
+    mkdir -p "$cargo_home" "$rustup_home/toolchains/$toolchain"
+    cp -a "$installed/bin" "$installed/env" "$cargo_home/"
+    tar -C "$(rustc --print sysroot)" --exclude=./share/doc -c . | tar -C "$rustup_home/toolchains/$toolchain" -x
+    printf 'version = "12"\ndefault_toolchain = "%s"\n' "$toolchain" >"$rustup_home/settings.toml"
+}
+
+# Copies this machine's Node and npm, with npm's settings, into /usr/local of the root $1.
+copy_node() {
+    local prefix=$1/usr/local config
+    install -D "$(node -p process.execPath)" "$prefix/bin/node"
+    mkdir -p "$prefix/lib/node_modules" "$prefix/etc"
+    cp -aL "$(npm root --global 2>/dev/null)/npm" "$prefix/lib/node_modules/"
+    ln -s ../lib/node_modules/npm/bin/npm-cli.js "$prefix/bin/npm"
+    ln -s ../lib/node_modules/npm/bin/npx-cli.js "$prefix/bin/npx"
+    config=$(npm config get globalconfig 2>/dev/null)
+    if [ -f "$config" ]; then cp "$config" "$prefix/etc/npmrc"; fi
 }
