@@ -61,20 +61,7 @@ if [ "$topology" = cluster ]; then
     edge_cores+=("$second_core")
 fi
 
-# Checks first whether the campaign exists: on a later day, `create` would fail because the end differs.
-create_demo() {
-    "$claimgate" campaign show demo >/dev/null 2>&1 ||
-        "$claimgate" campaign create demo --name Demo --time-zone Asia/Shanghai \
-            --ends-at +30d \
-            --total 100 --per-user 3 --per-user-per-day 1 --per-claim 1 >/dev/null
-}
-# A slow machine's store may time out: status 3 means retry.
-tries=1
-until create_demo; do
-    [ $? = 3 ] && [ "$tries" -lt 5 ] || exit 1
-    tries=$((tries + 1))
-    sleep 1
-done
+scripts/demo-campaign.sh "$claimgate"
 
 # --- edge -----------------------------------------------------------------------------------------------
 
