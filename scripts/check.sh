@@ -32,8 +32,9 @@ fi
 say packages
 if has docker-compose; then
     CLAIMGATE_TAG=0 docker-compose --file packaging/compose/compose.yaml config --quiet
+    docker-compose --file compose.yaml config --quiet
 else
-    echo "docker-compose is not installed: compose.yaml was NOT checked."
+    echo "docker-compose is not installed: the compose files were NOT checked."
 fi
 if [ -d "$kubernetes_validate_dir" ]; then
     kubernetes_validate --strict packaging/kubernetes/*.yaml

@@ -5,7 +5,7 @@
 #   scripts/setup.sh          also for `make test`, `make up-cluster` and the other targets
 #   scripts/setup.sh --lint   also for `make check`
 #   scripts/setup.sh --package   also for `make package` and its tests
-#   scripts/setup.sh --soak   also for `make soak`: OpenAPI Generator, Java, Go and PHP
+#   scripts/setup.sh --soak   also for `make soak`: OpenAPI Generator, Java, Go, PHP and Docker
 #
 # Each step checks whether it is already done, then tries the usual method. Its fallback works where only packages
 # (crates, npm, Debian's) can be downloaded. In the checkout it writes only node_modules.
@@ -48,6 +48,14 @@ apt_install() {
     return $status
 }
 
+# `disable` only edits links; `--now` needs a running systemd, which most containers lack.
+disable_services() {
+    local now=
+    if ! has systemctl; then return; fi
+    if [ -d /run/systemd/system ]; then now=--now; fi
+    as_root systemctl disable ${now:+"$now"} "$@"
+}
+
 # --- the steps: <name>_ready checks, <name>_get installs -------------------------------------------------
 
 missing_packages() {
@@ -78,13 +86,8 @@ packages_get() {
     fi
     # shellcheck disable=SC2086 # a list of words
     apt_install $packages
-    # `disable` only edits links; `--now` needs a running systemd, which most containers lack.
-    local now=
-    if [ -d /run/systemd/system ]; then now=--now; fi
     for service in redis-server postgresql prometheus pgbouncer; do
-        if has systemctl && [[ " $packages" == *" $service "* ]]; then
-            as_root systemctl disable ${now:+"$now"} "$service"
-        fi
+        if [[ " $packages" == *" $service "* ]]; then disable_services "$service"; fi
     done
 }
 
@@ -139,10 +142,16 @@ openapi_tools_get() { pip_get "$openapi_tools_dir" scripts/openapi-tools.txt; }
 openapi_generator_ready() { pip_ready "$openapi_generator_dir" scripts/openapi-generator.txt; }
 openapi_generator_get() { pip_get "$openapi_generator_dir" scripts/openapi-generator.txt; }
 
-soak_packages_ready() { has javac && has go && has php && php -m | grep -x curl >/dev/null; }
+# Docker is Debian's: tests/images.sh starts a daemon of its own.
+docker_ready() { [ -x /usr/sbin/dockerd ] && [ -x /usr/bin/docker ] && has docker-compose && has mmdebstrap; }
+php_ready() { has php && php -m | grep -x curl >/dev/null; }
+soak_packages_ready() { has javac && has go && php_ready && docker_ready; }
 soak_packages_get() {
-    can_apt || { echo "Please install JDK 17, Go, and PHP with its extension curl, for clients in these languages."; return 1; }
-    apt_install openjdk-17-jdk-headless golang-go php-cli php-curl
+    local had_docker=
+    can_apt || { echo "Please install JDK 17, Go, PHP with its extension curl, docker.io, docker-compose and mmdebstrap."; return 1; }
+    if [ -x /usr/sbin/dockerd ]; then had_docker=1; fi
+    apt_install openjdk-17-jdk-headless golang-go php-cli php-curl docker.io docker-compose mmdebstrap
+    if [ -z "$had_docker" ]; then disable_services docker.service docker.socket containerd.service; fi
 }
 
 lint_packages_ready() { has luacheck && has docker-compose; }
@@ -158,10 +167,10 @@ kubernetes_validate_get() {
     touch "$kubernetes_validate_dir/.installed"
 }
 
-package_packages_ready() { has dh && has mmdebstrap && has buildah && has systemd-nspawn; }
+package_packages_ready() { has dh && has mmdebstrap && has systemd-nspawn; }
 package_packages_get() {
-    can_apt || { echo "Packages can only be built on Debian. Please install debhelper, mmdebstrap, buildah and systemd-container."; return 1; }
-    apt_install debhelper mmdebstrap buildah systemd-container
+    can_apt || { echo "Packages can only be built on Debian. Please install debhelper, mmdebstrap and systemd-container."; return 1; }
+    apt_install debhelper mmdebstrap systemd-container
 }
 
 cargo_deny_ready() { [ -x "$(cargo_deny)" ]; }

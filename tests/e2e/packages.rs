@@ -14,8 +14,9 @@ const CORE_SETTINGS: &str = include_str!("../../packaging/claimgate.env");
 const EDGE_SETTINGS: &str = include_str!("../../packaging/edge.env");
 const CONFIGURATION: &str = include_str!("../../docs/configuration.md");
 const WORKERD: &str = include_str!("../../edge/workerd.capnp");
-const MANIFESTS: [(&str, &str); 3] = [
-    ("compose.yaml", include_str!("../../packaging/compose/compose.yaml")),
+const MANIFESTS: [(&str, &str); 4] = [
+    ("compose.yaml", include_str!("../../compose.yaml")),
+    ("packaging/compose/compose.yaml", include_str!("../../packaging/compose/compose.yaml")),
     ("core.yaml", include_str!("../../packaging/kubernetes/core.yaml")),
     ("edge.yaml", include_str!("../../packaging/kubernetes/edge.yaml")),
 ];
@@ -110,7 +111,7 @@ fn the_manifests_name_existing_variables_only() {
 /// A pod can give itself any label, but only administrators of the cluster can label a namespace.
 #[test]
 fn a_pod_cannot_gain_access_by_labelling_itself() {
-    for (file, text) in &MANIFESTS[1..] {
+    for (file, text) in &MANIFESTS[2..] {
         let policies: Vec<_> =
             text.split("\n---\n").filter(|part| part.contains("\nkind: NetworkPolicy\n")).collect();
         let [policy] = policies[..] else { panic!("{file}: {} network policies", policies.len()) };
