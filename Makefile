@@ -52,7 +52,7 @@ soak: ## run the long tests (hours), in parts; OPTIONS="failovers storm" runs pa
 	@$(SETUP) --soak
 	@exec scripts/soak.sh $(OPTIONS)
 
-package: ## build Debian packages and images of core and edge, with a bill of materials, into target/package; needs Debian
+package: ## build Debian packages of core and edge, with a bill of materials, into target/package; needs Debian
 	@$(SETUP) --package
 	@cargo build --release --bin claimgate
 	@scripts/build-worker.sh

@@ -1,9 +1,6 @@
 #!/usr/bin/env bash
-# `make package`: builds packages and images into target/package. Build the binary and the Worker first.
-#
-#   scripts/package.sh           two Debian packages, claimgate (core) and claimgate-edge, with a bill of materials (CycloneDX), and
-#                                an image of each package, which needs root
-#   scripts/package.sh debs      only the Debian packages
+# `make package`: builds two Debian packages, claimgate (core) and claimgate-edge, with a bill of materials (CycloneDX), into
+# target/package. Build the binary and the Worker first.
 #
 # VERSION overrides the checkout's version, OUT the output directory. The same binary, Worker and commit give identical
 # bytes.
@@ -70,11 +67,8 @@ CHANGELOG
     mv "$work"/*.deb "$work/source"/*.cdx.json "$out/"
 }
 
-as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n -E env "PATH=$PATH" "$@"; fi; }
-
 version=${VERSION:-$(version)}
 gather
 build_debs
-if [ "${1:-}" != debs ]; then as_root scripts/image.sh "$out" "$version"; fi
 rm -rf "$work"
 ls -sh "$out"

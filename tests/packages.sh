@@ -6,7 +6,6 @@
 #   tests/packages.sh bytes       builds in another directory give the same Worker and packages, byte for byte
 #   tests/packages.sh debs        installs, starts, uses, upgrades, removes and purges the Debian packages, in a minimal Debian booted
 #                                 by systemd with a private network
-#   tests/packages.sh images      runs the images with buildah, without a container engine, twice on the same volume
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/tools.sh
@@ -61,7 +60,7 @@ has_step_points() { grep -q 'claimgate was built with: steps=on' "$1"; }
 try_bytes() {
     local elsewhere=$work/elsewhere file version=0.0.2
     expect "the release binary has no step points" eval '! has_step_points target/release/claimgate'
-    OUT=$work/here VERSION=$version scripts/package.sh debs >/dev/null
+    OUT=$work/here VERSION=$version scripts/package.sh >/dev/null
     git worktree add --quiet --detach "$elsewhere" HEAD
     # Include uncommitted changes.
     git ls-files --cached --others --exclude-standard -z | tar --null --ignore-failed-read -cT - 2>/dev/null | tar -C "$elsewhere" -x
@@ -70,7 +69,7 @@ try_bytes() {
     for file in index.js index_bg.wasm; do
         expect "the Worker's $file is the same when built in another directory" cmp "edge/build/$file" "$elsewhere/edge/build/$file"
     done
-    (cd "$elsewhere" && CLAIMGATE_BIN=$repository/target/release/claimgate OUT=$work/there VERSION=$version scripts/package.sh debs >/dev/null)
+    (cd "$elsewhere" && CLAIMGATE_BIN=$repository/target/release/claimgate OUT=$work/there VERSION=$version scripts/package.sh >/dev/null)
     for file in "$work"/here/*.deb "$work"/here/*.json; do
         expect "${file##*/} is the same when built in another directory" cmp "$file" "$work/there/${file##*/}"
     done
@@ -92,7 +91,7 @@ install_in_machine() { in_machine apt-get install -y "$@" </dev/null >>"$work/ap
 
 make_machine() {
     local older=$work/older
-    OUT=$older VERSION=$older_version scripts/package.sh debs >/dev/null
+    OUT=$older VERSION=$older_version scripts/package.sh >/dev/null
     # The older packages are installed now with all dependencies, because there is no network after the boot.
     # shellcheck disable=SC2016 # for mmdebstrap's shell to expand
     make_debian_root "$root" --variant=minbase --include=systemd,systemd-sysv,dbus,ca-certificates,curl,procps \
@@ -224,103 +223,11 @@ try_debs() {
     stop_machine
 }
 
-# --- images ---------------------------------------------------------------------------------------------
-
-in_buildah() { buildah --storage-driver vfs --root "$work/storage" --runroot "$work/run" "$@"; }
-setting() { in_buildah inspect --type image --format "{{.Docker.Config.$2}}" "$1"; }
-
-# Creates a container from the image in the file $1.
-container_of() { in_buildah from --quiet "docker-archive:$1"; }
-run_in() { # CONTAINER COMMAND...
-    local container=$1
-    shift
-    in_buildah run --isolation chroot --volume "$work/volume:/var/lib/claimgate" "${variables[@]}" "$container" -- "$@"
-}
-
-is_unhealthy() { ! run_in "$1" health 8080 /livez 2>/dev/null; }
-
-stop_core() {
-    local process
-    process=$(pgrep -x claimgate)
-    kill -TERM "$process"
-    expect "core stops on SIGTERM" gone_within 150 "$process"
-    expect "the Redis of core stops as well" [ -z "$(pgrep redis-server)" ]
-}
-granted_through_edge() {
-    [ "$(curl -s --max-time 5 -o /dev/null -w '%{http_code}' -H "Authorization: Bearer $token" -H 'Idempotency-Key: first' \
-        --json '{}' http://127.0.0.1:8787/v1/campaigns/demo/claims)" = "$1" ]
-}
-
-try_images_inside() {
-    local core edge image program token variables=()
-    ip link set lo up
-    image=$(in_buildah pull --quiet "docker-archive:$(echo $packages/claimgate_*.image.tar)")
-    expect "the image runs as a user other than root" [ "$(setting "$image" User)" = 10001:10001 ]
-    expect "the image has a health check" contains "$(setting "$image" Healthcheck.Test)" 'health 8080 /livez'
-    expect "the image has labels" contains "$(setting "$image" Labels)" "org.opencontainers.image.revision:$(git rev-parse HEAD)"
-    core=$(container_of "$(echo $packages/claimgate_*.image.tar)") edge=$(container_of "$(echo $packages/claimgate-edge_*.image.tar)")
-    for program in cc make apt-get cargo curl python3; do
-        if run_in "$core" sh -c "command -v $program" >/dev/null 2>&1; then die "$program is in the image"; fi
-    done
-    install -d -m 700 -o 10001 -g 10001 "$work/volume"
-
-    start core "$work/core.log" buildah --storage-driver vfs --root "$work/storage" --runroot "$work/run" run --isolation chroot \
-        --volume "$work/volume:/var/lib/claimgate" "$core" -- /usr/bin/claimgate serve
-    expect "core is ready according to its health check" within 60 run_in "$core" health 8080 /readyz
-    expect "core runs as user 10001" [ "$(ps -o uid= -p "$(pgrep -x claimgate)" | tr -d ' ')" = 10001 ]
-    run_in "$core" claimgate campaign create demo --time-zone Asia/Shanghai --total 100 --per-user 3 >/dev/null
-    expect "a claim is granted" contains "$(run_in "$core" claimgate claim demo --user alice --key first)" granted
-
-    token=$(run_in "$core" claimgate token --user carol)
-    variables=(--env EDGE_KEY_FILE=/var/lib/claimgate/edge.key --env USER_JWT_KEY_FILE=/var/lib/claimgate/user-jwt.key)
-    start edge "$work/edge.log" buildah --storage-driver vfs --root "$work/storage" --runroot "$work/run" run --isolation chroot \
-        --volume "$work/volume:/var/lib/claimgate" "${variables[@]}" "$edge" -- /usr/bin/claimgate-edge
-    variables=()
-    expect "the edge is healthy" within 30 run_in "$edge" health 8787 /readyz
-    expect "a claim is granted through the edge" granted_through_edge 201
-    stop_core
-    expect "the health check of a stopped core fails" is_unhealthy "$core"
-
-    try_read_only
-    expect "the edge finds the new core" within 20 granted_through_edge 200
-    stop_core
-    stop '*'
-}
-
-# Runs core as Kubernetes and compose.yaml do: only the volume is writable, the image's files are read-only.
-try_read_only() {
-    local files claimgate
-    files=$(in_buildah mount "$core")
-    mount --bind "$files" "$files"
-    mount --bind "$work/volume" "$files/var/lib/claimgate"
-    mount -t proc proc "$files/proc"
-    mount -t tmpfs dev "$files/dev"
-    mknod -m 666 "$files/dev/null" c 1 3 && mknod -m 666 "$files/dev/urandom" c 1 9
-    mount -o remount,bind,ro "$files"
-    claimgate=(chroot --userspec=10001:10001 "$files" /usr/bin/env -i PATH=/usr/bin:/bin CLAIMGATE_DATA_DIR=/var/lib/claimgate
-        CLAIMGATE_LISTEN=0.0.0.0:8080 CLAIMGATE_ADMIN_LISTEN=0.0.0.0:8081 claimgate)
-    start read-only "$work/read-only.log" "${claimgate[@]}" serve
-    expect "core starts on the same volume with all else read-only" within 30 answers_http http://127.0.0.1:8080/readyz
-    expect "the claim is kept" contains "$("${claimgate[@]}" claim demo --user alice --key first)" 'replay: the same claim as before'
-}
-
-try_images() {
-    if ! has buildah; then skipped "images: buildah is missing"; return; fi
-    if ! unshare --net --mount --pid --fork true 2>/dev/null; then skipped "images: namespaces are not permitted"; return; fi
-    unshare --net --mount --pid --mount-proc --fork --kill-child tests/packages.sh --inside "$work"
-}
-
 # --- the run --------------------------------------------------------------------------------------------
 
 repository=$PWD machine='' skipped=()
-# The script is now the first process of private namespaces, so all its descendants end with it.
-if [ "${1:-}" = --inside ]; then
-    work=$2
-    try_images_inside
-    exit
-fi
 parts=("${@:-all}")
-if [ "${parts[*]}" = all ]; then parts=(bytes debs images); fi
+if [ "${parts[*]}" = all ]; then parts=(bytes debs); fi
 [ "$(id -u)" = 0 ] || { echo "SKIPPED all: root is required"; exit; }
 debian_codename >/dev/null || { echo "SKIPPED all: not a Debian system"; exit; }
 [ -f "$(one_deb $packages)" ] || die "no packages: run make package."
@@ -328,7 +235,6 @@ work=$(mktemp -d "$PWD/target/packages.XXXXXX")
 clean_up() {
     stop_machine
     git worktree remove --force "$work/elsewhere" 2>/dev/null || true
-    if has buildah; then in_buildah rm --all >/dev/null 2>&1 || true; fi
     rm -rf --one-file-system "$work"
 }
 trap clean_up EXIT
