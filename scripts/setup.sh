@@ -142,7 +142,7 @@ openapi_tools_get() { pip_get "$openapi_tools_dir" scripts/openapi-tools.txt; }
 openapi_generator_ready() { pip_ready "$openapi_generator_dir" scripts/openapi-generator.txt; }
 openapi_generator_get() { pip_get "$openapi_generator_dir" scripts/openapi-generator.txt; }
 
-# Docker is Debian's: tests/images.sh starts a daemon of its own.
+# Docker is Debian's: tests/images.sh starts a separate daemon.
 docker_ready() { [ -x /usr/sbin/dockerd ] && [ -x /usr/bin/docker ] && has docker-compose && has mmdebstrap; }
 php_ready() { has php && php -m | grep -x curl >/dev/null; }
 soak_packages_ready() { has javac && has go && php_ready && docker_ready; }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the images of Dockerfile as compose.yaml does, and runs them, in a Docker daemon of its own. A part of `make soak`.
+# Builds the images of Dockerfile as compose.yaml does, and runs them, in a separate Docker daemon. A part of `make soak`.
 # Needs root and Debian's docker.io and docker-compose; without them, or where the daemon cannot run, it is SKIPPED.
 #
 #   tests/images.sh               all parts
@@ -61,7 +61,7 @@ in_compose() {
 
 # The daemon changes no rule of the firewall and no setting of the network; containers reach the network only in a build.
 start_daemon() {
-    start daemon "$work/daemon.log" dockerd --data-root "$store/data" --exec-root "$work/exec" --pidfile "$work/daemon.pid" \
+    start daemon "$work/daemon.log" /usr/sbin/dockerd --data-root "$store/data" --exec-root "$work/exec" --pidfile "$work/daemon.pid" \
         --host "unix://$work/docker.sock" --bridge none --iptables=false --ip-masq=false --ip-forward=false
     within 30 in_docker version || { tail -n 3 "$work/daemon.log" >&2; return 1; }
 }
