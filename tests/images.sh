@@ -59,10 +59,11 @@ in_compose() {
         docker-compose --project-name claimgate --file compose.yaml --file "$work/network.yaml" "$@"
 }
 
-# The daemon changes no rule of the firewall and no setting of the network; containers reach the network only in a build.
+# The daemon changes no rule of the firewall and no setting of the network; containers reach the network only in a build. Its
+# mounts are private, or those of a killed daemon would remain.
 start_daemon() {
-    start daemon "$work/daemon.log" /usr/sbin/dockerd --data-root "$store/data" --exec-root "$work/exec" --pidfile "$work/daemon.pid" \
-        --host "unix://$work/docker.sock" --bridge none --iptables=false --ip-masq=false --ip-forward=false
+    start daemon "$work/daemon.log" unshare --mount /usr/sbin/dockerd --data-root "$store/data" --exec-root "$work/exec" \
+        --pidfile "$work/daemon.pid" --host "unix://$work/docker.sock" --bridge none --iptables=false --ip-masq=false --ip-forward=false
     within 30 in_docker version || { tail -n 3 "$work/daemon.log" >&2; return 1; }
 }
 
