@@ -19,6 +19,7 @@ fn the_readme_works_as_shown() {
         let desk = desk(&world);
         let mut readme = Examples::of("README.md");
         readme.left_out("sequenceDiagram", "a diagram");
+        readme.left_out("docker compose up\n", "tests/images.sh runs it");
         readme.left_out(
             "make up\n",
             "it installs and builds; e2e::up_cluster runs its script, and `make bare` runs everything",
