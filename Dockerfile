@@ -8,6 +8,8 @@
 ARG RUST_IMAGE=rust:1-bookworm
 ARG NODE_IMAGE=node:22-bookworm-slim
 ARG DEBIAN_IMAGE=debian:bookworm-slim
+# An SBOM also lists the crates and npm packages, which are in the context's lock files.
+ARG BUILDKIT_SBOM_SCAN_CONTEXT=true
 
 FROM ${NODE_IMAGE} AS node
 

@@ -3,7 +3,7 @@
 SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up up-workerd up-cluster test bare bench lab soak check package setup clean build-core build-worker
+.PHONY: help up up-workerd up-cluster test bare bench lab soak check package release setup clean build-core build-worker
 
 SETUP := $(if $(filter 1,$(SKIP_SETUP)),:,scripts/setup.sh)
 SETUP_UP := $(if $(filter 1,$(SKIP_SETUP)),:,scripts/setup.sh --up)
@@ -57,6 +57,10 @@ package: ## build Debian packages of core and edge, with a bill of materials, in
 	@cargo build --release --bin claimgate
 	@scripts/build-worker.sh
 	@scripts/package.sh
+
+release: ## build the files of a release on this machine, without publishing; VERSION=0.1.0; see docs/releasing.md
+	@$(if $(filter 1,$(SKIP_SETUP)),:,scripts/setup.sh --release)
+	@scripts/release.sh --dry-run "$(VERSION)"
 
 check: ## check format, lints, licences, and security advisories if reachable
 	@$(SETUP) --lint

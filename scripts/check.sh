@@ -21,6 +21,10 @@ biome lint --error-on-warnings
 luacheck --quiet lua lab/src/strategies bench/src
 tests/mutants/run.sh --check
 
+say workflows and releases
+scripts/check-workflows.mjs
+tests/release.sh
+
 say alarms
 if has promtool; then
     promtool check rules ops/prometheus/claimgate.rules.yml

@@ -5,6 +5,7 @@
 #   scripts/setup.sh          also for `make test`, `make up-cluster` and the other targets
 #   scripts/setup.sh --lint   also for `make check`
 #   scripts/setup.sh --package   also for `make package` and its tests
+#   scripts/setup.sh --release   only for `make release`: no PostgreSQL or browser
 #   scripts/setup.sh --soak   also for `make soak`: OpenAPI Generator, Java, Go, PHP and Docker
 #
 # Each step checks whether it is already done, then tries the usual method. Its fallback works where only packages
@@ -15,12 +16,15 @@ cd "$(dirname "$0")/.."
 
 scope=${1:-all}
 case $scope in
-    --up | all | --lint | --package | --soak) ;;
+    --up | all | --lint | --package | --release | --soak) ;;
     *)
-        echo "usage: scripts/setup.sh [--up | --lint | --package | --soak]" >&2
+        echo "usage: scripts/setup.sh [--up | --lint | --package | --release | --soak]" >&2
         exit 2
         ;;
 esac
+
+# No tests are run.
+is_build_only() { [[ $scope =~ ^--(up|release)$ ]]; }
 
 log=${TMPDIR:-/tmp}/claimgate-setup-$(id -u).log
 : >"$log"
@@ -65,7 +69,7 @@ missing_packages() {
     has pkg-config || echo pkg-config
     pkg-config --exists openssl 2>/dev/null || echo libssl-dev # worker-build links it
     for program in curl make openssl; do has $program || echo $program; done
-    if [ "$scope" = --up ]; then return; fi
+    if is_build_only; then return; fi
     has postgres || compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null || echo postgresql
     has chromium-headless-shell || echo chromium-headless-shell
     has chromedriver || echo chromium-driver
@@ -173,6 +177,12 @@ package_packages_get() {
     apt_install debhelper mmdebstrap systemd-container
 }
 
+debhelper_ready() { has dh; }
+debhelper_get() {
+    can_apt || { echo "Debian packages can only be built on Debian. Please install debhelper."; return 1; }
+    apt_install debhelper
+}
+
 cargo_deny_ready() { [ -x "$(cargo_deny)" ]; }
 cargo_deny_get() { cargo_get "$(cargo_deny)" cargo-deny "$cargo_deny_version" --locked; }
 
@@ -190,10 +200,11 @@ node_tools_get() {
 # --- the run --------------------------------------------------------------------------------------------
 
 steps=(packages rust worker_build wasm_bindgen node_tools)
-if [ "$scope" != --up ]; then steps+=(valkey openapi_tools); fi
+if ! is_build_only; then steps+=(valkey openapi_tools); fi
 if [ "$scope" = --lint ]; then steps+=(lint_packages cargo_deny kubernetes_validate); fi
 if [ "$scope" = --soak ]; then steps+=(soak_packages openapi_generator); fi
 if [ "$scope" = --package ]; then steps+=(package_packages cargo_cyclonedx); fi
+if [ "$scope" = --release ]; then steps+=(debhelper cargo_cyclonedx); fi
 
 # Prints the elapsed time every ten seconds until its input ends. The input is a pipe that only this script holds, so
 # this process ends with the script.

@@ -19,8 +19,10 @@ const MEMORY_QUARTERS_MAX: u64 = 3;
 /// With less free space the data directory's disk counts as full: a rewrite of Redis' file needs more.
 const FREE_BYTES_MIN: u64 = 64 << 20;
 
-/// Numbers of file systems, as `statfs(2)` gives them.
+/// Numbers of file systems, as Linux's `statfs(2)` gives them.
+#[cfg(target_os = "linux")]
 const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6];
+#[cfg(target_os = "linux")]
 const ON_THE_NETWORK: [i64; 6] = [0x6969, 0x517b, 0xff53_4d42, 0xfe53_4d42, 0x0102_1997, 0x00c3_6400];
 
 pub(super) fn examine(setup: &Setup, report: &mut Report) {
@@ -79,6 +81,12 @@ fn secret_files() -> Vec<Finding> {
         .collect()
 }
 
+#[cfg(not(target_os = "linux"))]
+fn file_system(_: &Path) -> Option<Finding> {
+    None
+}
+
+#[cfg(target_os = "linux")]
 fn file_system(directory: &Path) -> Option<Finding> {
     let kind = rustix::fs::statfs(directory).ok()?.f_type;
     let shown = directory.display();

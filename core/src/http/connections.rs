@@ -30,6 +30,7 @@ pub const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// flight.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(100);
 /// Time after which the kernel closes a connection whose peer does not respond.
+#[cfg(target_os = "linux")]
 const PEER_TIMEOUT: Duration = Duration::from_secs(20);
 /// The idle time before the kernel's first keepalive probe, and the interval of further probes.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
@@ -68,6 +69,8 @@ impl Connections {
         sockopt::set_socket_keepalive(listener, true)?;
         sockopt::set_tcp_keepidle(listener, KEEPALIVE_IDLE)?;
         sockopt::set_tcp_keepintvl(listener, KEEPALIVE_INTERVAL)?;
+        // macOS has no such option: there, a connection whose peer stops reading stays open.
+        #[cfg(target_os = "linux")]
         sockopt::set_tcp_user_timeout(listener, u32::try_from(PEER_TIMEOUT.as_millis()).unwrap_or(u32::MAX))?;
         Ok(())
     }
