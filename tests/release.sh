@@ -97,6 +97,16 @@ try_steps() {
     passes push-crates "$version"
 }
 
+try_dry_run() {
+    : >"$work/calls"
+    IMAGE_REGISTRY=registry.example/shop passes --dry-run "v$version"
+    [[ $output == *"Not published."* ]] || fail "the dry run does not end: $output"
+    grep -q '^npm publish --dry-run ' "$work/calls" || fail "the dry run does not try to publish"
+    if grep -E '^gh |login|imagetools|type=registry|publish' "$work/calls" | grep -v -- --dry-run; then
+        fail "the dry run publishes"
+    fi
+}
+
 expected_files() {
     cat <<FILES
 SHA256SUMS
@@ -152,5 +162,6 @@ try_steps
 diff <(expected_files) <(ls "$work/copy/target/release-files") || fail "the files of the release differ"
 diff <(expected_calls) <(grep -E '^(gh|npm publish|cargo publish|docker (login|buildx (build|imagetools)))' "$work/calls") ||
     fail "the calls that publish differ"
+try_dry_run
 try_workflow
 echo "tests/release.sh: passed"
