@@ -58,14 +58,16 @@ fn skipped_examples_are_listed_with_a_reason() {
     for start in [
         "sudo apt install ./claimgate_VERSION",
         "sudo apt install ./claimgate-edge_VERSION",
-        "docker load",
-        "docker load",
+        "docker compose up",
+        "docker build --target demo",
+        "docker build --target core",
+        "packaging/compose/make-secrets.sh",
         "kubectl create secret",
         "kubectl label namespace",
     ] {
         packages.left_out(
             start,
-            "tests/packages.sh installs and runs the packages; Docker and Kubernetes are not available",
+            "tests/packages.sh and tests/images.sh run the packages and the images; Kubernetes is not available",
         );
     }
     packages.end();
