@@ -8,6 +8,7 @@
 import { existsSync, readFileSync, readdirSync, statSync } from "node:fs";
 import path from "node:path";
 import { fileURLToPath } from "node:url";
+import { anchorsOf, codeOf, headingsOf, linesOf, sectionOf } from "./markdown.mjs";
 
 const root = path.resolve(path.dirname(fileURLToPath(import.meta.url)), "..");
 process.chdir(root);
@@ -47,58 +48,6 @@ function readAll(under, ending) {
 
 function mistake(file, line, text) {
   mistakes.push(`${file}:${line}: ${text}`);
-}
-
-// --- parsing a document ---------------------------------------------------------------------------------------
-
-/** Returns lines with their numbers and the language of their fence, `null` outside fences. */
-function linesOf(text) {
-  let fence = null;
-  return text.split("\n").map((line, index) => {
-    const mark = line.match(/^\s*```(\S*)/);
-    if (mark) {
-      fence = fence === null ? mark[1] : null;
-      return { number: index + 1, line: "", fence: "mark" };
-    }
-    return { number: index + 1, line, fence };
-  });
-}
-
-/** Returns code spans, which may wrap, and each line of a fence of shell commands. */
-function codeOf(text) {
-  const lines = linesOf(text);
-  const shell = lines.filter(({ fence }) => fence === "sh").map(({ number, line }) => ({ number, code: line.trim(), isShell: true }));
-  const prose = lines.map(({ line, fence }) => (fence === null ? line : "")).join("\n");
-  const spans = [...prose.matchAll(/`((?:[^`\n]|\n(?!\s*\n))+)`/g)].map((match) => ({
-    number: prose.slice(0, match.index).split("\n").length,
-    code: match[1].replace(/\s*\n\s*/g, " "),
-    isShell: false,
-  }));
-  return [...spans, ...shell];
-}
-
-/** Returns the headings of a document, with their lines' numbers and their anchors as GitHub generates them. */
-function headingsOf(text) {
-  const seen = new Map();
-  return linesOf(text).filter(({ fence }) => fence === null).flatMap(({ number, line }) => {
-    const heading = line.match(/^#{1,6}\s+(.*?)\s*#*$/);
-    if (!heading) return [];
-    const words = heading[1].replace(/\[([^\]]*)\]\([^)]*\)/g, "$1").replace(/`/g, "").toLowerCase();
-    const slug = words.replace(/[^\p{L}\p{N}\s_-]/gu, "").replace(/\s/g, "-");
-    const count = seen.get(slug) ?? 0;
-    seen.set(slug, count + 1);
-    return [{ number, anchor: count === 0 ? slug : `${slug}-${count}` }];
-  });
-}
-
-const anchorsOf = (text) => new Set(headingsOf(text).map(({ anchor }) => anchor));
-
-/** Returns the text from the heading with this anchor to the next heading. */
-function sectionOf(text, anchor) {
-  const headings = headingsOf(text);
-  const at = headings.findIndex((heading) => heading.anchor === anchor);
-  if (at < 0) return "";
-  return text.split("\n").slice(headings[at].number, headings[at + 1] && headings[at + 1].number - 1).join("\n");
 }
 
 // --- links ------------------------------------------------------------------------------------------------------
