@@ -1,4 +1,4 @@
-//! The examples of docs/embedding.md: a page of another origin made of them.
+//! The examples of docs/embedding.md and docs/own-page.md: a page of another origin made of them.
 
 use serde_json::json;
 use support::browser::{Browser, PHONE};
@@ -15,6 +15,8 @@ fn the_embedding_examples_work_as_a_page() {
         let allowed = document.next("CORS_ORIGINS = ");
         let button = document.next("<script type=\"module\" src=");
         let style = document.next("claimgate-button {");
+        document.end();
+        let mut document = Examples::of("docs/own-page.md");
         let own = document.next("<script type=\"module\">");
         document.end();
 
