@@ -1,9 +1,9 @@
 //! Runs the examples in the documents unchanged: each test covers one document, in the order of its examples.
 
 mod api;
+mod campaign;
 mod challenges;
 mod clients;
-mod codes;
 mod deployment;
 mod embedding;
 mod login;
