@@ -3,7 +3,7 @@
 SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up up-workerd up-cluster test bare bench lab soak check package release setup clean build-core build-worker
+.PHONY: help up up-workerd up-cluster test bare bench lab soak check docs package release setup clean build-core build-worker
 
 SETUP := $(if $(filter 1,$(SKIP_SETUP)),:,scripts/setup.sh)
 SETUP_UP := $(if $(filter 1,$(SKIP_SETUP)),:,scripts/setup.sh --up)
@@ -65,6 +65,10 @@ release: ## build the files of a release on this machine, without publishing; VE
 check: ## check format, lints, licences, and security advisories if reachable
 	@$(SETUP) --lint
 	@scripts/check.sh
+
+docs: ## build the documents as a book with search in target/book, and check its links
+	@$(SETUP) --docs
+	@scripts/docs.sh
 
 setup: ## install missing tools; the targets above do so themselves
 	@scripts/setup.sh

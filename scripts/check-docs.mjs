@@ -1,8 +1,9 @@
 #!/usr/bin/env node
 // Checks that the documents name only existing things: links and anchors, paths, make targets, commands and flags,
 // variables, tests, metrics, routes, and statements of lua/README.md and docs/redis-layout.md about the scripts. Also
-// checks that the documents name all metrics, variables, routes, problem codes and scripts, and that tests run by name
-// exist. tests/README.md must list the promised times with the tests that measure them.
+// checks that the documents name all metrics, variables, routes, problem codes and scripts, that docs/SUMMARY.md lists
+// all documents, and that tests run by name exist. tests/README.md must list the promised times with the tests that
+// measure them.
 //
 //   node scripts/check-docs.mjs     prints a line for each mistake and exits with 1 if there are any
 import { existsSync, readFileSync, readdirSync, statSync } from "node:fs";
@@ -62,6 +63,16 @@ function checkLinks(file, text) {
       if (!existsSync(linked)) mistake(file, number, `link to ${target}: no such file`);
       else if (anchor && !anchorsOf(read(linked)).has(anchor)) mistake(file, number, `link to ${target}: no such heading`);
     }
+  }
+}
+
+/** Checks that the book's table of contents lists each document once: otherwise no reader of the book finds the document. */
+function checkSummary() {
+  const file = "docs/SUMMARY.md";
+  const listed = [...(texts.get(file) ?? "").matchAll(/\]\(([^)]+)\)/g)].map(([, target]) => path.join(path.dirname(file), target));
+  for (const document of documents.filter((one) => one !== file)) {
+    const count = listed.filter((one) => one === document).length;
+    if (count !== 1) mistake(file, 1, `${document} is listed ${count} times; list each document once`);
   }
 }
 
@@ -453,6 +464,7 @@ for (const [file, text] of texts) {
   }
 }
 checkTestLists();
+checkSummary();
 checkPromises();
 checkComplete();
 checkEdgeSettings();

@@ -7,6 +7,7 @@
 #   scripts/setup.sh --package   also for `make package` and its tests
 #   scripts/setup.sh --release   only for `make release`: no PostgreSQL or browser
 #   scripts/setup.sh --soak   also for `make soak`: OpenAPI Generator, Java, Go, PHP and Docker
+#   scripts/setup.sh --docs   only for `make docs`: mdBook
 #
 # Each step checks whether it is already done, then tries the usual method. Its fallback works where only packages
 # (crates, npm, Debian's) can be downloaded. In the checkout it writes only node_modules.
@@ -16,9 +17,9 @@ cd "$(dirname "$0")/.."
 
 scope=${1:-all}
 case $scope in
-    --up | all | --lint | --package | --release | --soak) ;;
+    --up | all | --lint | --package | --release | --soak | --docs) ;;
     *)
-        echo "usage: scripts/setup.sh [--up | --lint | --package | --release | --soak]" >&2
+        echo "usage: scripts/setup.sh [--up | --lint | --package | --release | --soak | --docs]" >&2
         exit 2
         ;;
 esac
@@ -64,8 +65,9 @@ disable_services() {
 
 missing_packages() {
     local program
-    has redis-server || has valkey-server || echo redis-server
     has cc || echo gcc libc6-dev
+    if [ "$scope" = --docs ]; then return; fi
+    has redis-server || has valkey-server || echo redis-server
     has pkg-config || echo pkg-config
     pkg-config --exists openssl 2>/dev/null || echo libssl-dev # worker-build links it
     for program in curl make openssl; do has $program || echo $program; done
@@ -189,6 +191,9 @@ cargo_deny_get() { cargo_get "$(cargo_deny)" cargo-deny "$cargo_deny_version" --
 cargo_cyclonedx_ready() { [ -x "$(cargo_cyclonedx)" ]; }
 cargo_cyclonedx_get() { cargo_get "$(cargo_cyclonedx)" cargo-cyclonedx "$cargo_cyclonedx_version" --locked; }
 
+mdbook_ready() { [ -x "$(mdbook_program)" ]; }
+mdbook_get() { cargo_get "$(mdbook_program)" mdbook "$mdbook_version" --locked --no-default-features --features search; }
+
 # The stamp is copied after npm succeeded: it marks a complete install of this exact lock file.
 node_tools_ready() { cmp -s package-lock.json node_modules/.installed-lock.json; }
 node_tools_get() {
@@ -201,6 +206,7 @@ node_tools_get() {
 
 steps=(packages rust worker_build wasm_bindgen node_tools)
 if ! is_build_only; then steps+=(valkey openapi_tools); fi
+if [ "$scope" = --docs ]; then steps=(packages rust node_tools mdbook); fi
 if [ "$scope" = --lint ]; then steps+=(lint_packages cargo_deny kubernetes_validate); fi
 if [ "$scope" = --soak ]; then steps+=(soak_packages openapi_generator); fi
 if [ "$scope" = --package ]; then steps+=(package_packages cargo_cyclonedx); fi

@@ -21,6 +21,7 @@ record=tests/soak-record.txt
 parts() {
     sed 's/^ *//' <<'TABLE'
     left-out        ^(core/src/|edge/src/|lua/|tests/(soak.txt|faults|e2e))
+    book            ^(docs/|scripts/(docs.sh|book.mjs)|.*[.]md$)
     document        ^(openapi.json|core/src/http/|edge/src/|shared/src/|tests/schemathesis)
     clients         ^(openapi.json|tests/clients.sh)
     conformance     ^(client/|rust-client/|examples/|shared/src/)
@@ -73,6 +74,7 @@ on_both_servers() {
 run() {
     case $1 in
     left-out) PROMISES=1 scripts/test.sh soak ;;
+    book) make docs ;;
     document) EXAMPLES=${EXAMPLES:-100} tests e2e conforms_to_the_document ;;
     clients) tests/clients.sh ;;
     conformance) node client/conformance/run.js ;;

@@ -21,6 +21,7 @@ cargo_deny_version=0.20.2
 # The version of Rust, 1.N, whose lints are errors.
 clippy_minor=95
 cargo_cyclonedx_version=0.5.9
+mdbook_version=0.5.4
 kubernetes_validate_version=1.37.0
 
 # Valkey, for tests that run on Redis and Valkey; test-support/src/redis_server.rs expects it here.
@@ -46,6 +47,8 @@ worker_build() { tool worker-build worker-build "$worker_build_version"; }
 wasm_bindgen() { tool wasm-bindgen wasm-bindgen-cli "$wasm_bindgen_version"; }
 cargo_deny() { tool cargo-deny cargo-deny "$cargo_deny_version"; }
 cargo_cyclonedx() { tool cargo-cyclonedx cargo-cyclonedx "$cargo_cyclonedx_version"; }
+# A function named mdbook would call itself in `tool`.
+mdbook_program() { tool mdbook mdbook "$mdbook_version"; }
 
 # Kubernetes' schemas, to validate the manifests.
 kubernetes_validate_dir=$tools_dir/kubernetes-validate-$kubernetes_validate_version
