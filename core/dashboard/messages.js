@@ -34,7 +34,7 @@ const en = {
 	thisCore: "this core", decisions: "{per_s} decisions/s", since: "since {at}", coresNote: "SQL is down: other cores are unknown.",
 	audit: "Recent changes", auditNote: "SQL is down: as of {at}.", noChanges: "There are no changes yet.",
 	whats: {
-		create: "created", update: "changed", add: "added units to", pause: "paused", resume: "resumed", end: "ended", import: "imported into", codes: "added codes to", codes_read: "read codes of", restore: "restored data of", confirm: "confirmed a claim of", return: "returned a claim of",
+		create: "created", update: "changed", add: "added units to", pause: "paused", resume: "resumed", end: "ended", import: "imported into", codes: "added codes to", codes_read: "read codes of", restore: "restored data of", confirm: "confirmed a claim of", return: "returned a claim of", extend: "extended a hold of",
 		webhook_create: "created a webhook for", webhook_delete: "deleted a webhook for", webhook_enable: "enabled a webhook for", webhook_disable: "disabled a webhook for", webhook_rotate_secret: "replaced the secret of a webhook for",
 	},
 	addedUnits: "added {units} units to", tookUnits: "removed {units} units from", allCampaigns: "all campaigns",
@@ -86,7 +86,7 @@ const zh = {
 	thisCore: "本 core", decisions: "每秒处理 {per_s} 次", since: "自 {at}", coresNote: "SQL 无响应，其他 core 的情况未知。",
 	audit: "最近变更", auditNote: "SQL 无响应：以下截至 {at}。", noChanges: "还没有变更。",
 	whats: {
-		create: "创建了", update: "修改了", add: "增加数量：", pause: "暂停了", resume: "恢复了", end: "结束了", import: "导入到", codes: "添加了兑换码，活动：", codes_read: "读取了兑换码，活动：", restore: "恢复了数据，活动：", confirm: "确认了领取，活动：", return: "退回了领取，活动：",
+		create: "创建了", update: "修改了", add: "增加数量：", pause: "暂停了", resume: "恢复了", end: "结束了", import: "导入到", codes: "添加了兑换码，活动：", codes_read: "读取了兑换码，活动：", restore: "恢复了数据，活动：", confirm: "确认了领取，活动：", return: "退回了领取，活动：", extend: "延长了保留，活动：",
 		webhook_create: "新建了 webhook：", webhook_delete: "删除了 webhook：", webhook_enable: "启用了 webhook：", webhook_disable: "停用了 webhook：", webhook_rotate_secret: "更换了 webhook 密钥：",
 	},
 	addedUnits: "增加了 {units} 份：", tookUnits: "减少了 {units} 份：", allCampaigns: "所有活动",

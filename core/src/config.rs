@@ -29,10 +29,12 @@ pub use traces::TraceTarget;
 
 /// Default limit of a campaign's events that are pending for SQL; beyond it, new claims are rejected.
 pub const OUTBOX_MAX_DEFAULT: u64 = 1_000_000;
-/// Time limit for delivering an event to a webhook, in seconds.
-const WEBHOOK_RETRY_S: u64 = 86_400;
+/// Default time limit for delivering an event to a webhook.
+const WEBHOOK_RETRY: Duration = Duration::from_hours(24);
 /// Default time for which a campaign stays in Redis after it has ended.
 pub const ARCHIVE_AFTER_DEFAULT: Duration = Duration::from_hours(24);
+/// Default time after a claim up to which its hold can be extended.
+pub const HOLD_EXTENSION_MAX_DEFAULT: Duration = Duration::from_hours(24);
 /// Maximum number of claims that one script call decides.
 pub const BATCH_MAX: usize = 256;
 /// The longest configurable time that core keeps serving after a signal to stop.
@@ -113,6 +115,9 @@ pub struct ServeArgs {
     /// Seconds after its end until a campaign is evicted from Redis; its data is then read from SQL [default: 86400]
     #[arg(long, env = "CLAIMGATE_ARCHIVE_AFTER_S", value_name = "SECONDS")]
     archive_after_s: Option<String>,
+    /// Seconds after its claim up to which a hold can be extended [default: 86400]
+    #[arg(long, env = "CLAIMGATE_HOLD_EXTENSION_MAX_S", value_name = "SECONDS")]
+    hold_extension_max_s: Option<String>,
     /// Maximum number of requests handled concurrently; further requests get 503 [default: 4096]
     #[arg(long, env = "CLAIMGATE_CONCURRENCY_MAX", value_name = "REQUESTS")]
     concurrency_max: Option<String>,
@@ -172,6 +177,8 @@ pub struct Config {
     pub outbox_max: u64,
     /// Retention of a campaign in Redis after it has ended.
     pub archive_after: Duration,
+    /// Time after a claim up to which its hold can be extended.
+    pub hold_extension_max: Duration,
     /// Maximum number of requests handled concurrently per listener.
     pub concurrency_max: usize,
     /// Maximum number of claims that one script call decides.
@@ -226,20 +233,25 @@ impl Config {
             },
             database_url: database_url(database.as_deref(), secrets.data_dir)?,
             outbox_max: optional("CLAIMGATE_OUTBOX_MAX", args.outbox_max.as_deref(), OUTBOX_MAX_DEFAULT)?,
-            archive_after: Duration::from_secs(optional(
+            archive_after: seconds(
                 "CLAIMGATE_ARCHIVE_AFTER_S",
                 args.archive_after_s.as_deref(),
-                ARCHIVE_AFTER_DEFAULT.as_secs(),
-            )?),
+                ARCHIVE_AFTER_DEFAULT,
+            )?,
+            hold_extension_max: seconds(
+                "CLAIMGATE_HOLD_EXTENSION_MAX_S",
+                args.hold_extension_max_s.as_deref(),
+                HOLD_EXTENSION_MAX_DEFAULT,
+            )?,
             concurrency_max: optional("CLAIMGATE_CONCURRENCY_MAX", args.concurrency_max.as_deref(), 4096)?,
             batch_max: batch_max(args.batch_max.as_deref())?,
             drain: drain(args.drain_s.as_deref())?,
             webhook_hosts: webhook_hosts(args.webhook_hosts.as_deref())?,
-            webhook_retry: Duration::from_secs(optional(
+            webhook_retry: seconds(
                 "CLAIMGATE_WEBHOOK_RETRY_S",
                 args.webhook_retry_s.as_deref(),
-                WEBHOOK_RETRY_S,
-            )?),
+                WEBHOOK_RETRY,
+            )?,
             page_url: args.page_url.as_deref().filter(|text| !text.is_empty()).map(page_url).transpose()?,
             traces: args.traces.target()?,
             take_over: args.take_over,
@@ -278,6 +290,10 @@ fn optional<T: std::str::FromStr + PartialOrd + From<u8>>(
     default: T,
 ) -> Result<T, ConfigError> {
     text.map_or(Ok(default), |text| number(variable, text))
+}
+
+fn seconds(variable: &'static str, text: Option<&str>, default: Duration) -> Result<Duration, ConfigError> {
+    Ok(Duration::from_secs(optional(variable, text, default.as_secs())?))
 }
 
 fn redis_replicas(args: &ServeArgs, has_redis: bool) -> Result<u32, ConfigError> {

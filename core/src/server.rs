@@ -150,6 +150,7 @@ fn engine(config: &Config, sql: SqlStore, redis: RedisAddress) -> anyhow::Result
     Ok(Engine::builder(sql)
         .outbox_max(config.outbox_max)
         .archive_after(config.archive_after)
+        .hold_extension_max(config.hold_extension_max)
         .batch_max(config.batch_max)
         .webhook_sender(webhook_sender)
         .redis_is_own(config.redis_address.is_none())

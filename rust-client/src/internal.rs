@@ -78,6 +78,16 @@ impl Internal {
         self.post(&format!("/claims/{id}/confirm")).await
     }
 
+    /// Extends the hold of a claim to the campaign's `hold_seconds` from now; `expires_at` is unchanged if that gains
+    /// less than 10 s. A granted claim stays granted.
+    ///
+    /// # Errors
+    /// `claim_expired`, `claim_returned` or `claim_revoked` if the claim is no longer held;
+    /// `hold_extended_too_often` after 64 extensions.
+    pub async fn extend(&self, id: &ClaimId) -> Result<Answer<ClaimLookup>, Error> {
+        self.post(&format!("/claims/{id}/extend")).await
+    }
+
     /// Returns a claim: its units go back to the campaign once, however often this is called.
     ///
     /// # Errors

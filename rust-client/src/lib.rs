@@ -1,6 +1,6 @@
 //! The Rust client for claimgate, with one type per listener.
 //!
-//! - [`Internal`]: core's internal API, for back ends and admins: claim, confirm, return.
+//! - [`Internal`]: core's internal API, for back ends and admins: claim, confirm, extend, return.
 //! - [`Admin`]: core's admin API: campaigns, lists of claims, reconciliation.
 //! - [`Edge`]: the edge, with a browser user's token.
 //!

@@ -54,6 +54,7 @@ codes! {
     ClaimExpired = "claim_expired", 409, "Claim expired";
     ClaimReturned = "claim_returned", 409, "Claim returned";
     ClaimRevoked = "claim_revoked", 409, "Claim revoked";
+    HoldExtendedTooOften = "hold_extended_too_often", 409, "Hold extended too often";
     CampaignExists = "campaign_exists", 409, "Campaign exists";
     VersionConflict = "version_conflict", 409, "Version conflict";
     CampaignEnded = "campaign_ended", 409, "Campaign ended";

@@ -141,7 +141,7 @@ impl CoreClient {
         self.get(&format!("/internal/v1/claims/{claim_id}")).await
     }
 
-    /// Confirms or returns a claim (`confirm`, `return`) as the back end.
+    /// Confirms, returns or extends a claim (`confirm`, `return`, `extend`) as the back end.
     pub async fn transition(&self, claim_id: &str, verb: &str) -> Reply {
         let url = self.url(&format!("/internal/v1/claims/{claim_id}/{verb}"));
         self.client().call(Method::POST, &url, API_TOKEN, &Value::Null).await

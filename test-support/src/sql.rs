@@ -30,6 +30,8 @@ pub struct SqlClaim {
     pub day: u64,
     /// Time of the decision, in milliseconds since 1970.
     pub claimed_at: i64,
+    /// When a hold expires, in milliseconds since 1970.
+    pub expires_at: Option<i64>,
 }
 
 impl SqlClaim {
@@ -96,13 +98,14 @@ pub struct Sql {
 }
 
 /// Tables of claims and campaigns; referenced tables come first.
-const TABLES: [&str; 11] = [
+const TABLES: [&str; 12] = [
     "campaigns",
     "claims",
     "codes",
     "code_audit",
     "audit",
     "claim_audit",
+    "extension_audit",
     "additions",
     "feed",
     "feed_position",
@@ -130,7 +133,7 @@ impl Sql {
 
     /// Returns all claims of a campaign by sequence number.
     pub async fn claims(&self, campaign: &str) -> Vec<SqlClaim> {
-        let query = "SELECT campaign_id || '.' || user_id || '.' || digest, user_id, quantity, status, epoch, revision, sequence, day, claimed_at FROM claims \
+        let query = "SELECT campaign_id || '.' || user_id || '.' || digest, user_id, quantity, status, epoch, revision, sequence, day, claimed_at, expires_at FROM claims \
                      WHERE campaign_id = $1 ORDER BY sequence, epoch";
         let rows = sqlx::query(query).bind(campaign.to_owned()).fetch_all(&self.pool);
         rows.await.expect("claims").iter().map(read).collect()
@@ -152,10 +155,13 @@ impl Sql {
         sqlx::query_as(query).bind(campaign.to_owned()).fetch_all(&self.pool).await.expect("audit")
     }
 
-    /// Returns the confirmations and returns of a campaign's claims in audit order: user, caller, action,
+    /// Returns the confirmations, returns and extensions of a campaign's claims in audit order: user, caller, action,
     /// before, after.
     pub async fn claim_audit(&self, campaign: &str) -> Vec<(String, String, String, String, String)> {
-        let query = "SELECT user_id, who, what, before, after FROM claim_audit WHERE campaign_id = $1 ORDER BY number";
+        let query = "SELECT user_id, who, what, before, after FROM \
+                     (SELECT number, campaign_id, user_id, who, what, before, after FROM claim_audit UNION ALL \
+                     SELECT number, campaign_id, user_id, who, what, before, after FROM extension_audit) AS changes \
+                     WHERE campaign_id = $1 ORDER BY number";
         sqlx::query_as(query)
             .bind(campaign.to_owned())
             .fetch_all(&self.pool)
@@ -171,6 +177,7 @@ impl Sql {
             "SELECT * FROM claims ORDER BY 1, 2, 3",
             "SELECT * FROM audit ORDER BY 1, 2",
             "SELECT * FROM claim_audit ORDER BY 1",
+            "SELECT * FROM extension_audit ORDER BY 1",
         ] {
             for row in sqlx::query(table).fetch_all(&self.pool).await.expect("a table") {
                 all.push((0..row.len()).map(|at| cell(&row, at)).collect::<Vec<_>>().join("|"));
@@ -309,5 +316,6 @@ fn read(row: &AnyRow) -> SqlClaim {
         sequence: number(6),
         day: number(7),
         claimed_at: row.get(8),
+        expires_at: row.get(9),
     }
 }

@@ -148,17 +148,27 @@ async fn the_audit_shows_changes_to_campaigns_and_claims() {
     core.create_with(body).await;
     let id = core.claim("demo", "ann", "k").await.expect(201).json()["claim"]["id"].clone();
     let id = id.as_str().unwrap();
+    run_against(&core, &["campaign", "update", "demo", "--hold-seconds", "7200"]).await.ended(0);
+    let extended = run_against(&core, &["extend", id, "--json"]).await.ended(0).json();
+    assert_eq!(extended["claim"]["status"], "held");
     run_against(&core, &["confirm", id]).await.ended(0);
     run_against(&core, &["campaign", "pause", "demo"]).await.ended(0);
     let items = eventually(SOON, || async {
         let items = run_against(&core, &["audit", "demo", "--json"]).await.ended(0).json();
-        holds(items.as_array().unwrap().len() == 3, || items.to_string()).map(|()| items)
+        holds(items.as_array().unwrap().len() == 5, || items.to_string()).map(|()| items)
     })
     .await;
     let confirmed = items.as_array().unwrap().iter().find(|item| item["what"] == "confirm").unwrap();
     assert_eq!((&confirmed["claim_id"], &confirmed["who"]), (&json!(id), &json!("admin")));
     let table = run_against(&core, &["audit", "demo"]).await.ended(0).out;
-    for word in ["confirm", "status: held to granted", "pause", "admin_state: on to paused"] {
+    for word in [
+        "extend",
+        "expires_at: 20",
+        "confirm",
+        "status: held to granted",
+        "pause",
+        "admin_state: on to paused",
+    ] {
         assert!(table.contains(word), "{word}: {table}");
     }
 }
@@ -166,7 +176,7 @@ async fn the_audit_shows_changes_to_campaigns_and_claims() {
 #[tokio::test]
 async fn every_command_has_help() {
     let directory = tempfile::tempdir().unwrap();
-    let commands: [&[&str]; 22] = [
+    let commands: [&[&str]; 23] = [
         &[],
         &["serve"],
         &["campaign"],
@@ -183,6 +193,7 @@ async fn every_command_has_help() {
         &["claim"],
         &["claims"],
         &["confirm"],
+        &["extend"],
         &["return"],
         &["reconcile"],
         &["doctor"],

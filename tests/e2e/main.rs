@@ -32,6 +32,7 @@ mod edge;
 mod encodings;
 mod every_call;
 mod examples;
+mod extensions;
 mod fairness;
 mod fast_path;
 mod figures;

@@ -37,6 +37,7 @@ const TABLE: &[(&str, u16, &str, bool, &[&str])] = &[
     ("claim_expired", 409, "Claim expired", false, &["claim"]),
     ("claim_returned", 409, "Claim returned", false, &["claim"]),
     ("claim_revoked", 409, "Claim revoked", false, &["claim"]),
+    ("hold_extended_too_often", 409, "Hold extended too often", false, &["claim"]),
     ("campaign_exists", 409, "Campaign exists", false, &[]),
     ("version_conflict", 409, "Version conflict", false, &["version"]),
     ("campaign_ended", 409, "Campaign ended", false, &[]),
@@ -215,6 +216,27 @@ async fn finished_claims_cannot_be_confirmed() {
     );
     core.sql().run(statement).await;
     assert_eq!(expect_problem(&confirm("cy").await, "claim_revoked")["claim"]["status"], "revoked");
+}
+
+#[tokio::test]
+async fn a_hold_is_not_extended_for_ever() {
+    let clocked = ClockedCore::start(CoreOptions::default()).await;
+    let core = &clocked.core;
+    let mut body = campaign("demo", json!({}));
+    body["hold_seconds"] = json!(36_000);
+    core.create_with(body).await;
+    core.claim("demo", "ann", "k").await.expect(201);
+    // A claim that was extended 64 times has this revision.
+    let redis = clocked.redis.view().await;
+    redis.relayed("demo", SOON).await;
+    core.sql().run("UPDATE claims SET revision = 65".to_owned()).await;
+    let keys = ["campaign", "users", "claims", "holds", "outbox"].map(|what| key("demo", what));
+    let unlink: Vec<_> = std::iter::once("UNLINK").chain(keys.iter().map(String::as_str)).collect();
+    redis.query::<u64>(&unlink).await;
+    clocked.move_by_hours(1).await;
+    let extend = async || core.transition(&claim_id("demo", "ann", "k"), "extend").await;
+    let refused = until_status(SOON, &[409], extend).await;
+    assert_eq!(expect_problem(&refused, "hold_extended_too_often")["claim"]["status"], "held");
 }
 
 #[tokio::test]

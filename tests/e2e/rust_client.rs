@@ -113,6 +113,8 @@ async fn calls_that_are_safe_to_repeat_are_repeated_and_no_others() {
     proxy.lose_answers(1);
     assert_eq!(shop.confirm(&alice).await.unwrap().read().unwrap().claim.status, ClaimStatus::Granted);
     proxy.lose_answers(1);
+    assert_eq!(shop.extend(&alice).await.unwrap().read().unwrap().claim.status, ClaimStatus::Granted);
+    proxy.lose_answers(1);
     assert_eq!(shop.return_claim(&alice).await.unwrap().read().unwrap().claim.status, ClaimStatus::Returned);
     lose();
     assert_eq!(admin.repair(&id).await.unwrap().json["agrees"], true);

@@ -144,6 +144,7 @@ async fn an_empty_variable_counts_as_unset() {
         "CLAIMGATE_DATABASE_URL_FILE",
         "CLAIMGATE_OUTBOX_MAX",
         "CLAIMGATE_ARCHIVE_AFTER_S",
+        "CLAIMGATE_HOLD_EXTENSION_MAX_S",
         "CLAIMGATE_CONCURRENCY_MAX",
         "CLAIMGATE_BATCH_MAX",
         "CLAIMGATE_DRAIN_S",

@@ -91,12 +91,13 @@ async fn transitions_in_sql(row: Row, fixture: Fixture) {
     assert_eq!(granted["claim"]["status"], "granted");
     assert_eq!(row_of(&fixture, "bob").await.revision, 1);
 
-    // A held claim: confirmed in time, or too late.
+    // A held claim: extended, and confirmed in time or too late.
     held(&fixture, "carol", 3600).await;
+    is_extended_once(&fixture).await;
     let confirmed = transition(one, "carol", "confirm").await.expect(200).json();
     assert_eq!(confirmed["claim"]["status"], "granted");
     assert_eq!(confirmed["claim"]["expires_at"], Value::Null);
-    assert_eq!(row_of(&fixture, "carol").await.revision, 2);
+    assert_eq!(row_of(&fixture, "carol").await.revision, 3);
     held(&fixture, "dora", -1).await;
     let late = transition(one, "dora", "confirm").await.refused(409, "claim_expired").json();
     assert_eq!(late["claim"]["status"], "expired");
@@ -138,6 +139,22 @@ async fn transitions_in_sql(row: Row, fixture: Fixture) {
     row.passed(40, "each transition made once, in SQL");
 }
 
+/// Extends Carol's hold as far as possible, twice.
+async fn is_extended_once(fixture: &Fixture) {
+    let set_hold = |seconds: &str| fixture.sql.run(format!("UPDATE campaigns SET hold_seconds = {seconds}"));
+    let unchanged = row_of(fixture, "carol").await;
+    transition(&fixture.core, "carol", "extend").await.expect(200);
+    assert_eq!(row_of(fixture, "carol").await, unchanged, "the campaign holds no claims");
+    set_hold("200000").await;
+    for _ in 0..2 {
+        let extended = transition(&fixture.core, "carol", "extend").await.expect(200).json();
+        assert_eq!(extended["claim"]["status"], "held");
+        let SqlClaim { revision, claimed_at, expires_at, .. } = row_of(fixture, "carol").await;
+        assert_eq!((revision, expires_at), (2, Some(claimed_at + 86_400_000)));
+    }
+    set_hold("NULL").await;
+}
+
 /// Reopens the campaign, which must count the transitions made while it was evicted.
 async fn comes_back(fixture: &Fixture) {
     until_status(SOON, &[200], async || fixture.core.patch("demo", json!({"ends_at": from_now(3600)})).await)
@@ -155,6 +172,9 @@ async fn comes_back(fixture: &Fixture) {
     // Each change by a caller is audited once, whether made in SQL or in Redis; an expiry is not a caller's
     // change.
     let audit = fixture.sql.claim_audit("demo").await;
+    let (extensions, audit): (Vec<_>, Vec<_>) = audit.iter().partition(|(_, _, what, ..)| what == "extend");
+    let [(user, who, ..)] = extensions[..] else { panic!("{extensions:?}") };
+    assert_eq!((user.as_str(), who.as_str()), ("carol", "shop"));
     let audit: Vec<_> =
         audit.iter().map(|(user, who, what, before, after)| [user, who, what, before, after]).collect();
     assert_eq!(

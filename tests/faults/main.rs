@@ -17,6 +17,7 @@ mod delayed;
 mod delivery;
 mod evicted;
 mod export;
+mod extended;
 mod failover_behind_proxy;
 mod failovers;
 mod feed;

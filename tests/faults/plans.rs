@@ -33,7 +33,11 @@ const GIVEN: &[(&str, &[&str], &str)] = &[
     ("FEED_END", &[], "campaign_id"),
     ("FEED_OF_CAMPAIGN", &["'c1'", "'u100'", "'x'", "100"], "user_id"),
     ("FEED_OF_CLAIMS", &["'[[0,\"c1\",\"u1\",\"000100000000000001A\"]]'"], "digest"),
-    ("TRANSITION", &["'c1'", "'u1'", "'000100000000000001A'", "'returned'", "1750000000000"], "digest"),
+    (
+        "TRANSITION",
+        &["'c1'", "'u1'", "'000100000000000001A'", "'held'", "1750000000000", "1750000060000"],
+        "digest",
+    ),
     ("TOTALS", &["'c1'"], "campaign_id"),
     ("REPORT_TOTALS", &["'c1'"], "campaign_id"),
     ("REPORT_STATUSES", &["'c1'"], "campaign_id"),

@@ -77,14 +77,7 @@ fn grant(epoch: u64, limit_at_decision: Option<u64>, cumulative_taken: u64) -> O
         limit_at_decision,
         cumulative_taken: Some(cumulative_taken),
     };
-    OutboxEntry {
-        id: format!("1-{cumulative_taken}"),
-        epoch: Epoch::new(epoch),
-        count: cumulative_taken,
-        events: vec![event],
-        by: None,
-        trace: None,
-    }
+    OutboxEntry::new(format!("1-{cumulative_taken}"), Epoch::new(epoch), cumulative_taken, vec![event])
 }
 
 /// Checks that a claim revoked in SQL becomes granted there if Redis grants it again after the total was

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 
+use support::times::ms;
+
 use super::node::Reply;
 
 /// An acknowledged claim.
@@ -12,7 +14,7 @@ pub struct Acknowledged {
     pub sequence: u64,
 }
 
-/// The confirmations and returns of one claim.
+/// The confirmations, returns and extensions of one claim.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Transitions {
     /// Whether an answer reported the claim as permanently granted.
@@ -21,6 +23,8 @@ pub struct Transitions {
     pub returned: bool,
     /// Whether a return was sent, regardless of its outcome.
     pub return_asked: bool,
+    /// The latest expiry that an answer to an extension reported, in milliseconds since 1970.
+    pub extended_until: Option<i64>,
 }
 
 /// All answers to the callers of one schedule.
@@ -140,8 +144,8 @@ impl AnswerLog {
         }
     }
 
-    /// Records the answer to a confirmation or a return.
-    pub fn transition(&self, id: &str, is_return: bool, reply: &Reply) {
+    /// Records the answer to `what`: `confirm`, `return` or `extend`.
+    pub fn transition(&self, id: &str, what: &str, reply: &Reply) {
         let mut answers = self.0.lock().unwrap();
         let must_be_there = answers.claims.values().any(|claim| claim.id == id)
             && !answers.lost.contains(id)
@@ -149,7 +153,11 @@ impl AnswerLog {
         let transitions = answers.transitions.entry(id.to_owned()).or_default();
         match (reply.status, reply.body["claim"]["status"].as_str()) {
             (200, Some("returned")) => transitions.returned = true,
-            (200, Some("granted")) if !is_return => transitions.confirmed = true,
+            (200, Some("granted")) if what != "return" => transitions.confirmed = true,
+            (200, Some("held")) if what == "extend" => {
+                let expires_at = reply.body["claim"]["expires_at"].as_str().map(ms);
+                transitions.extended_until = transitions.extended_until.max(expires_at);
+            }
             (503 | 409, _) => {}
             (404, _) if !must_be_there => {}
             (status, _) => {

@@ -276,6 +276,10 @@ fn acknowledged_claims_are_in_sql(play: &ScheduleRun<'_>, rows: &[SqlClaim]) -> 
         check(may_be.contains(&row.status.as_str()), || {
             format!("the claim of {user} must be {may_be:?}, SQL has {row:?}")
         })?;
+        let until = transitions.extended_until;
+        check(row.status != "held" || until <= row.expires_at, || {
+            format!("the claim of {user} was held until {until:?}, SQL has {row:?}")
+        })?;
     }
     let acknowledged: BTreeSet<&str> = answers.claims.values().map(|claim| claim.id.as_str()).collect();
     for row in rows.iter().filter(|row| row.is_active()) {
@@ -361,8 +365,16 @@ async fn both_stores_agree(play: &ScheduleRun<'_>, rows: &[SqlClaim]) -> Judged 
     }
     check(of_users.is_empty(), || format!("Redis has no record of {of_users:?}"))?;
     let holds: u64 = play.world.redis.query(&["ZCARD", &key(&play.id, "holds")]).await;
-    let held = rows.iter().filter(|row| row.status == "held").count() as u64;
-    check(holds == held + 1, || format!("Redis has {holds} holds including the epoch marker, SQL {held}"))
+    let due = ["ZRANGE", &key(&play.id, "holds"), "1", "+inf", "BYSCORE", "WITHSCORES"];
+    let due: Vec<(Vec<u8>, String)> = play.world.redis.query(&due).await;
+    let mut due: Vec<Option<i64>> = due.into_iter().map(|(_, expires_at)| expires_at.parse().ok()).collect();
+    due.sort_unstable();
+    let held = rows.iter().filter(|row| row.status == "held");
+    let mut held: Vec<Option<i64>> = held.map(|row| row.expires_at).collect();
+    held.sort_unstable();
+    check(due == held && holds == held.len() as u64 + 1, || {
+        format!("Redis has {holds} holds including the epoch marker, due {due:?}; SQL has {held:?}")
+    })
 }
 
 /// Checks that both cores are ready and show admins the same campaign.

@@ -140,15 +140,14 @@ impl<'w> ScheduleRun<'w> {
         reply
     }
 
-    /// Sends `confirm` or `return` for the claim of `user`.
+    /// Sends `confirm`, `return` or `extend` for the claim of `user`.
     pub async fn transition(&self, node: &TestCore, user: &str, what: &str) -> Reply {
         let id = self.claim_id(user);
-        let is_return = what == "return";
-        if is_return {
+        if what == "return" {
             self.answers.return_sent(&id);
         }
         let reply = node.internal(Method::POST, &format!("/internal/v1/claims/{id}/{what}"), None).await;
-        self.answers.transition(&id, is_return, &reply);
+        self.answers.transition(&id, what, &reply);
         reply
     }
 
@@ -305,10 +304,13 @@ impl<'w> ScheduleRun<'w> {
             rows.iter().any(|row| row.id == *id && row.sequence == sequence && row.status != "revoked")
         };
         let is_up_to_date = |id: &String| {
-            let status = rows.iter().find(|row| row.id == *id).map_or("", |row| row.status.as_str());
+            let row = rows.iter().find(|row| row.id == *id);
+            let (status, expires_at) = row.map_or(("", None), |row| (row.status.as_str(), row.expires_at));
             answers.transitions.get(id).is_none_or(|transitions| {
+                let is_confirmed = ["granted", "returned"].contains(&status);
                 (!transitions.returned || status == "returned")
-                    && (!transitions.confirmed || ["granted", "returned"].contains(&status))
+                    && (!transitions.confirmed || is_confirmed)
+                    && (is_confirmed || transitions.extended_until <= expires_at)
             })
         };
         let is_lost = |user: &String, claim: &Acknowledged| {

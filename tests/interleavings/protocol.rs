@@ -6,6 +6,9 @@ use super::initial_state::InitialState;
 use super::node::TestCore;
 use super::play::ScheduleRun;
 
+/// The holds that `extend` sets: so long that each extension reaches the same maximum, and a repeat gains nothing.
+const HOLD_S_PROLONGED: u32 = 200_000;
+
 /// One unit of work of a core or its environment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
@@ -46,6 +49,9 @@ pub enum Protocol {
     Confirm,
     /// A caller returns a claim.
     Return,
+    /// An admin prolongs the campaign's holds, and a caller extends those of two claims. Between the protocols'
+    /// steps, a caller returns one of them.
+    Extend,
     /// An admin repairs the differences between Redis and SQL.
     Repair,
     /// Three callers claim, one after another.
@@ -61,7 +67,7 @@ pub enum Protocol {
     Forget,
 }
 
-pub const PROTOCOLS: [(Protocol, &str); 25] = [
+pub const PROTOCOLS: [(Protocol, &str); 26] = [
     (Protocol::Create, "create"),
     (Protocol::EnsureReady, "ensure-ready"),
     (Protocol::Evict, "evict"),
@@ -81,6 +87,7 @@ pub const PROTOCOLS: [(Protocol, &str); 25] = [
     (Protocol::Refresh, "refresh"),
     (Protocol::Confirm, "confirm"),
     (Protocol::Return, "return"),
+    (Protocol::Extend, "extend"),
     (Protocol::Repair, "repair"),
     (Protocol::Claims, "claims"),
     (Protocol::KeyLoss, "key-loss"),
@@ -119,7 +126,7 @@ impl Protocol {
             Self::Upload => &[InitialState::Live, InitialState::Evicted],
             Self::GiveCodes => &[InitialState::CodePending],
             Self::ReturnAndRelay | Self::Overtake | Self::RequirePass => &[InitialState::Live],
-            Self::Confirm | Self::Claims | Self::KeyLoss => &[InitialState::Live],
+            Self::Confirm | Self::Extend | Self::Claims | Self::KeyLoss => &[InitialState::Live],
             Self::Promote | Self::FailOver => &[InitialState::Live],
             Self::Forget => &[InitialState::Live, InitialState::Over, InitialState::Evicted],
         }
@@ -134,7 +141,7 @@ impl Protocol {
             Self::Raise | Self::Lower | Self::Add | Self::Pause | Self::End | Self::RequirePass => false,
             Self::Upload | Self::GiveCodes => false,
             Self::Relay | Self::ReturnAndRelay | Self::Overtake | Self::Refresh => false,
-            Self::Confirm | Self::Return | Self::Claims => false,
+            Self::Confirm | Self::Return | Self::Extend | Self::Claims => false,
             Self::KeyLoss | Self::Promote | Self::FailOver | Self::Forget => false,
         }
     }
@@ -150,6 +157,10 @@ impl Protocol {
             }
             Self::ReturnAndRelay | Self::Overtake => {
                 [Self::ReturnAndRelay, Self::Overtake, Self::Relay, Self::Forget].contains(&other)
+            }
+            Self::Extend => {
+                let played = [Self::Extend, Self::EnsureReady, Self::Confirm, Self::Relay, Self::Return];
+                played.contains(&other) || [Self::KeyLoss, Self::FailOver, Self::Forget].contains(&other)
             }
             _ => true,
         }
@@ -202,6 +213,7 @@ impl Protocol {
             Self::Refresh => node.refresh().await,
             Self::Confirm => play.transition(node, "u1", "confirm").await.brief(),
             Self::Return => play.transition(node, "u2", "return").await.brief(),
+            Self::Extend => extend(play, node, version).await,
             Self::Repair => play.repair(node).await,
             Self::Claims => {
                 let mut said = Vec::new();
@@ -231,6 +243,14 @@ impl Protocol {
             }
         }
     }
+}
+
+/// Prolongs the campaign's holds, and extends the holds of two users.
+async fn extend(play: &ScheduleRun<'_>, node: &TestCore, version: u64) -> String {
+    let prolonged = play.patch(node, json!({"hold_seconds": HOLD_S_PROLONGED}), version).await.brief();
+    let one = play.transition(node, "u1", "extend").await.brief();
+    let other = play.transition(node, "u5", "extend").await.brief();
+    format!("{prolonged}, then {one} and {other}")
 }
 
 /// Promotes the stale replica, and starts a core that loads the campaign. Returns this core, and what its

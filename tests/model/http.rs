@@ -14,7 +14,10 @@ use support::{Core, CoreOptions, Reply, SOON, Servers, eventually};
 
 use super::compare;
 use super::operations::{ClaimAttempt, Generator, Operation};
-use super::reference::{AdminState, Answer, Attempt, Left, Model, Pass, Rules, Status, Transition, View};
+use super::reference::{
+    AdminState, Answer, Attempt, HELD_MS_MAX, Left, Model, Pass, Rules, Status, Transition, Transitioned,
+    View,
+};
 use super::rng::Rng;
 use super::run::same;
 use super::system::{CAMPAIGN, claim_id, model_id};
@@ -50,6 +53,7 @@ pub async fn play(seed: u64, operations: u64) -> Result<Tally, String> {
     // Core must not evict the campaign when it ends, because the clock may return to a time when the campaign
     // is open.
     let options = CoreOptions::default().with("CLAIMGATE_ARCHIVE_AFTER_S", "1000000000");
+    let options = options.with("CLAIMGATE_HOLD_EXTENSION_MAX_S", (HELD_MS_MAX / 1000).to_string());
     let core = options.with("CLAIMGATE_REDIS_URL", redis.url()).start().await;
     core.create_with(campaign(&rules)).await;
     let mut run = Run { generator, model: Model::new(rules), clock, redis, core, tally: Tally::default() };
@@ -166,19 +170,26 @@ impl Run {
     }
 
     async fn transition(&mut self, attempt: &ClaimAttempt, transition: Transition) -> Result<(), String> {
-        let verb = if transition == Transition::Confirm { "confirm" } else { "return" };
+        let verb = match transition {
+            Transition::Confirm => "confirm",
+            Transition::Return => "return",
+            Transition::Extend => "extend",
+        };
         let expected = self.model.transition(self.clock.now_ms(), &model_id(attempt), transition);
         let path = format!("/internal/v1/claims/{}/{verb}", claim_id(attempt));
         let reply = answered(&self.core, Method::POST, &path, &Value::Null).await;
-        let refused = expected.map(|view| (view.status, transition));
-        let status = match refused {
+        let is_refused = |answer: Transitioned| {
+            let is_over = matches!(answer.view.status, Status::Expired | Status::Returned);
+            answer.extended_too_often || is_over && transition != Transition::Return
+        };
+        let status = match expected {
             None => 404,
-            Some((Status::Expired | Status::Returned, Transition::Confirm)) => 409,
+            Some(answer) if is_refused(answer) => 409,
             Some(_) => 200,
         };
         let body = reply.json();
         let found = body.get("claim").filter(|claim| !claim.is_null()).map(view);
-        same(&(status, expected), &(reply.status, found))
+        same(&(status, expected.map(|answer| answer.view)), &(reply.status, found))
     }
 
     async fn look_up(&mut self, attempt: &ClaimAttempt) -> Result<(), String> {

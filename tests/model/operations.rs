@@ -5,6 +5,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::reference::{AdminState, Limits, Model, Pass, Rules, Transition};
 use super::rng::Rng;
+use super::system::model_id;
 
 const SECOND_MS: i64 = 1000;
 const HOUR_MS: i64 = 3_600_000;
@@ -104,6 +105,8 @@ pub struct Generator {
     crowd: bool,
     /// Whether the campaign's rules may require passes.
     has_passes: bool,
+    /// Whether holds are extended.
+    extends: bool,
     /// The initial time of the clock.
     pub begins_at: i64,
     /// Claims that have been granted.
@@ -114,10 +117,10 @@ impl Generator {
     /// Chooses a new campaign's rules at random, and creates a generator for the campaign.
     pub fn of(seed: u64) -> (Rng, Self, Rules) {
         let mut rng = Rng::of(seed);
-        // Other seeds make the choices that they made before there were passes.
+        // Other seeds make the choices that they made before there were passes and extensions.
         let has_passes = matches!(seed % 5, 1 | 2);
         let (generator, rules) = Self::new(&mut rng, has_passes);
-        (rng, generator, rules)
+        (rng, Self { extends: seed.is_multiple_of(2), ..generator }, rules)
     }
 
     fn new(rng: &mut Rng, has_passes: bool) -> (Self, Rules) {
@@ -129,6 +132,7 @@ impl Generator {
             keys: if crowd { 12 } else { rng.count(4, 60) },
             crowd,
             has_passes,
+            extends: false,
             batch_max: if crowd { 250 } else { rng.count(3, 24) },
             begins_at,
             granted: Vec::new(),
@@ -170,7 +174,7 @@ impl Generator {
         let choices: [(u32, Choice); 16] = [
             (420, |generator, rng, _, _| Operation::Claims(generator.batch(rng))),
             (4, |generator, rng, _, _| Operation::ClaimsInCrash(generator.batch(rng), rng.count(0, 12))),
-            (220, |generator, rng, _, _| generator.transition(rng)),
+            (220, |generator, rng, _, model| generator.transition(rng, model)),
             (60, |generator, rng, _, _| Operation::LookUp(generator.known_or_not(rng))),
             (180, |generator, rng, now, model| Operation::Clock(generator.clock(rng, now, model))),
             (40, |generator, rng, now, model| Operation::Change(generator.patch(rng, now, &model.rules))),
@@ -266,9 +270,21 @@ impl Generator {
         known.filter(|_| rng.percent(95)).unwrap_or_else(|| self.any(rng))
     }
 
-    fn transition(&self, rng: &mut Rng) -> Operation {
+    fn transition(&self, rng: &mut Rng, model: &Model) -> Operation {
+        if self.extends && rng.percent(40) {
+            return Operation::Transition(self.held_or_not(rng, model), Transition::Extend);
+        }
         let transition = if rng.percent(40) { Transition::Confirm } else { Transition::Return };
         Operation::Transition(self.known_or_not(rng), transition)
+    }
+
+    /// Chooses a claim for an extension: a held one, if one of ten is held.
+    fn held_or_not(&self, rng: &mut Rng, model: &Model) -> ClaimAttempt {
+        let held = (0..10)
+            .filter_map(|_| rng.one_of(&self.granted))
+            .find(|attempt| model.is_held(&model_id(attempt)))
+            .cloned();
+        held.unwrap_or_else(|| self.known_or_not(rng))
     }
 
     /// Chooses the clock's next time: at, just before or just after an edge, a little later, or a little

@@ -19,6 +19,12 @@ const INLINE_MAX: usize = 8;
 /// a claim.
 pub const DUE_MAX: usize = 256;
 
+/// Maximum time for which a claim is held in total: core's setting in all runs.
+pub const HELD_MS_MAX: i64 = 3_600_000;
+/// The shortest extension of a hold, and the maximum number of extensions.
+const EXTENSION_MS_MIN: i64 = 10_000;
+const EXTENSIONS_MAX: u16 = 64;
+
 /// The status of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Status {
@@ -41,6 +47,16 @@ pub enum AdminState {
 pub enum Transition {
     Confirm,
     Return,
+    Extend,
+}
+
+/// The answer to a transition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Transitioned {
+    /// The claim as it is now.
+    pub view: View,
+    /// Whether the hold was extended too often to be extended again.
+    pub extended_too_often: bool,
 }
 
 /// The pass sent with a claim.
@@ -270,18 +286,46 @@ impl Model {
         view
     }
 
-    /// Confirms or returns a claim once, regardless of the window and the campaign's state. A due hold
-    /// expires instead.
-    pub fn transition(&mut self, now: i64, id: &Id, transition: Transition) -> Option<View> {
+    /// Confirms or returns a claim once, or extends its hold, regardless of the window and the campaign's state.
+    /// A due hold expires instead.
+    pub fn transition(&mut self, now: i64, id: &Id, transition: Transition) -> Option<Transitioned> {
         let view = self.claims.get(id)?.view;
         let due = view.expires_at.is_some_and(|expires_at| expires_at <= now);
+        let mut extended_too_often = false;
         match (view.status, transition) {
             (Status::Held, _) if due => self.update(now, id, Status::Expired),
             (Status::Held, Transition::Confirm) => self.update(now, id, Status::Granted),
             (Status::Held | Status::Granted, Transition::Return) => self.update(now, id, Status::Returned),
+            (Status::Held, Transition::Extend) => extended_too_often = !self.extend(now, id),
             _ => {}
         }
-        self.claims.get(id).map(|claim| claim.view)
+        self.claims.get(id).map(|claim| Transitioned { view: claim.view, extended_too_often })
+    }
+
+    /// Extends the hold of a held claim, unless that gains too little. Returns false if it was extended too often.
+    fn extend(&mut self, now: i64, id: &Id) -> bool {
+        let claim = self.claims.get_mut(id).expect("a claim that was found");
+        let before = claim.view.expires_at.expect("a held claim");
+        let hold_ms = self.rules.hold_ms.unwrap_or(0);
+        let expires_at = (now + hold_ms).min(claim.view.claimed_at + HELD_MS_MAX);
+        if expires_at - before < EXTENSION_MS_MIN {
+            return true;
+        }
+        // The revision of a held claim was raised only by extensions.
+        if claim.revision > EXTENSIONS_MAX {
+            return false;
+        }
+        claim.view.expires_at = Some(expires_at);
+        claim.revision += 1;
+        claim.updated_at = now;
+        self.holds.remove(&(before, id.clone()));
+        self.holds.insert((expires_at, id.clone()));
+        true
+    }
+
+    /// Returns whether the claim `id` is held.
+    pub fn is_held(&self, id: &Id) -> bool {
+        self.claims.get(id).is_some_and(|claim| claim.view.status == Status::Held)
     }
 
     /// Changes a claim's status; unless it becomes granted, its units are returned.

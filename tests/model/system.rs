@@ -37,11 +37,12 @@ use tokio::time::Instant;
 
 use super::failure::Failure;
 use super::operations::ClaimAttempt;
-use super::reference::{AdminState, Answer, Id, Pass, Rules, Transition, View};
+use super::reference::{AdminState, Answer, HELD_MS_MAX, Id, Pass, Rules, Transition, Transitioned, View};
 use super::words;
 
 /// The id of the campaign.
 pub const CAMPAIGN: &str = "model";
+const HELD_MAX: Duration = Duration::from_millis(HELD_MS_MAX.unsigned_abs());
 
 /// The Redis, SQL and core of one campaign.
 #[derive(Debug)]
@@ -70,7 +71,8 @@ struct Core {
 impl Core {
     fn start(redis: &Servers, sql: &SqlStore, campaign: Campaign) -> Self {
         let address = RedisAddress::parse(&redis.url(), None).expect("a Redis address");
-        let engine = Engine::builder(sql.clone()).archive_after(Duration::MAX).on(address);
+        let engine = Engine::builder(sql.clone()).archive_after(Duration::MAX).hold_extension_max(HELD_MAX);
+        let engine = engine.on(address);
         let handle = engine.registry.update(campaign);
         Self { engine, handle }
     }
@@ -206,22 +208,23 @@ impl System {
         self.core.engine.claims.batcher.invalidate(&self.core.handle.campaign().id);
     }
 
-    /// Confirms or returns a claim.
+    /// Confirms, returns or extends a claim.
     pub async fn transition(
         &self,
         attempt: &ClaimAttempt,
         transition: Transition,
-    ) -> Result<Option<View>, Failure> {
+    ) -> Result<Option<Transitioned>, Failure> {
         let transition = match transition {
             Transition::Confirm => ClaimTransition::Confirm,
             Transition::Return => ClaimTransition::Return,
+            Transition::Extend => ClaimTransition::Extend { held_max: HELD_MAX },
         };
         let (core, id) = (&self.core, claim_id(attempt));
         let stores = &core.engine.stores;
         let changed =
             self.answered(async || stores.transition(&core.handle, &id, transition, "model").await).await;
         self.changed();
-        Ok(changed?.as_ref().map(words::record_view))
+        Ok(changed?.as_ref().map(words::transitioned))
     }
 
     /// Reads the claim and the counters from Redis.

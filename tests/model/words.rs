@@ -2,9 +2,10 @@
 
 use claimgate_core::domain::claim_record::ClaimRecord;
 use claimgate_core::engine::claim::batcher::Decision;
+use claimgate_core::store::redis::scripts::replies::TransitionReply;
 use claimgate_shared::{Claim as CoreClaim, ClaimStatus, Denial, Outcome, Timestamp};
 
-use super::reference::{Answer, Claim, Left, Status, View};
+use super::reference::{Answer, Claim, Left, Status, Transitioned, View};
 
 /// Returns a decision as the model would return it.
 pub fn answer(decision: &Decision) -> Answer {
@@ -47,6 +48,12 @@ pub fn status(status: ClaimStatus) -> Status {
         ClaimStatus::Expired => Status::Expired,
         ClaimStatus::Revoked => panic!("a claim was revoked"),
     }
+}
+
+/// Returns the reply to a transition as the model would answer.
+pub fn transitioned(reply: &TransitionReply) -> Transitioned {
+    let TransitionReply { record, extended_too_often, .. } = reply;
+    Transitioned { view: record_view(record), extended_too_often: *extended_too_often }
 }
 
 /// Returns a claim's record as callers see it.

@@ -137,6 +137,22 @@ defect returned_units_count lua/prelude.lua 'if status == GRANTED or status == H
 defect other_days_count lua/prelude.lua 'last_day, on_day = day, 0 end' 'last_day = day end'
 defect returned_twice lua/transition.lua \
     "(claim.status == HELD or claim.status == GRANTED)" '(claim.status ~= EXPIRED)'
+defect extension_not_in_the_holds lua/transition.lua \
+    "  append(work, 'held', expires_at, hold_member(user_id, digest))
+" ''
+defect extension_without_maximum lua/transition.lua \
+    'math.min(work.now + campaign.hold_ms, claim.claimed_at + tonumber(ARGV[7]))' 'work.now + campaign.hold_ms'
+defect extension_shortens_holds lua/transition.lua \
+    'if expires_at - claim.expires_at < EXTENSION_MS_MIN then return end' 'if expires_at == claim.expires_at then return end'
+defect extensions_not_limited lua/transition.lua \
+    'claim.revision > EXTENSIONS_MAX' 'false' \
+    e2e extensions::a_hold_is_extended
+defect due_hold_extended lua/transition.lua \
+    'if claim.status == HELD and work.now >= claim.expires_at then' \
+    "if claim.status == HELD and work.now >= claim.expires_at and ARGV[3] ~= 'extend' then"
+defect extension_of_an_evicted_claim_repeated core/src/domain/claim_transition.rs \
+    'if gained_ms < EXTENSION_MS_MIN {' 'if gained_ms < 0 {' \
+    faults evicted
 defect confirmed_hold_stays_due lua/transition.lua 'if claim.status == HELD then append' 'if false then append'
 defect hold_lasts_longer lua/transition.lua 'work.now >= claim.expires_at' 'work.now > claim.expires_at'
 defect denied_while_holds_are_due lua/claim.lua 'has_more_due and RETRY or answer' 'answer' model due_holds

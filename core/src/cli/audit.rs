@@ -1,4 +1,5 @@
-//! `claimgate audit`: changes of campaigns, and confirmations and returns of claims, each with its author and time.
+//! `claimgate audit`: changes of campaigns, and confirmations, returns and extensions of claims, each with its author
+//! and time.
 
 use claimgate_shared::CampaignId;
 use clap::Args;

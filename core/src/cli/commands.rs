@@ -53,7 +53,7 @@ impl ClaimArgs {
     }
 }
 
-/// `claimgate confirm`, `claimgate return`
+/// `claimgate confirm`, `claimgate return`, `claimgate extend`
 #[derive(Debug, Args)]
 pub struct ClaimIdArgs {
     /// The claim's id
@@ -74,6 +74,13 @@ impl ClaimIdArgs {
     pub async fn return_units(self) -> Result<(), CallError> {
         let core = Core::new(&self.call)?.about(&self.claim.campaign);
         let answer = core.call(core.internal.return_claim(&self.claim)).await?;
+        self.show(&core, answer).await
+    }
+
+    /// Extends the claim's hold.
+    pub async fn extend(self) -> Result<(), CallError> {
+        let core = Core::new(&self.call)?.about(&self.claim.campaign);
+        let answer = core.call(core.internal.extend(&self.claim)).await?;
         self.show(&core, answer).await
     }
 

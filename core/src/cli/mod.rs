@@ -81,13 +81,15 @@ enum Command {
     Changes(ChangesArgs),
     /// Confirm a held claim
     Confirm(ClaimIdArgs),
+    /// Extend the hold of a claim
+    Extend(ClaimIdArgs),
     /// Return a claim's units
     Return(ClaimIdArgs),
     /// Compare Redis and SQL, and make the repairs that are safe
     Reconcile(ReconcileArgs),
     /// Report how fast a campaign's units were taken, and how many claims were refused
     Report(ReportArgs),
-    /// List changes of campaigns, and confirmations and returns of claims, with author and time
+    /// List changes of campaigns, and confirmations, returns and extensions of claims, with author and time
     Audit(AuditArgs),
     /// Show or change how many replicas must have a claim before it is acknowledged
     Replication(ReplicationArgs),
@@ -149,6 +151,7 @@ impl Cli {
             Command::Claims(args) => finish(runtime.block_on(args.run())),
             Command::Changes(args) => finish(runtime.block_on(args.run())),
             Command::Confirm(args) => finish(runtime.block_on(args.confirm())),
+            Command::Extend(args) => finish(runtime.block_on(args.extend())),
             Command::Return(args) => finish(runtime.block_on(args.return_units())),
             Command::Reconcile(args) => finish(runtime.block_on(args.run())),
             Command::Report(args) => finish(runtime.block_on(args.run())),

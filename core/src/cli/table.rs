@@ -83,7 +83,7 @@ pub fn claim(reply: &Value, replayed: bool, zone: &TimeZone) -> String {
         ("claimed at", time(&claim["claimed_at"], zone)),
         ("expires at", time_or(&claim["expires_at"], "never", zone)),
     ];
-    // Only the response to a new claim has these members, not the response to a confirmation or return.
+    // Only the response to a new claim has these members, not the response to a transition.
     if let Some(key) = reply.get("idempotency_key") {
         rows.push(("left", text_or(&reply["remaining"], "unlimited")));
         rows.push(("key", text_of(key)));

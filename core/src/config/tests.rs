@@ -23,6 +23,7 @@ fn without_flags_the_defaults_apply() {
     assert_eq!(config.listen.to_string(), "127.0.0.1:8080");
     assert_eq!((config.outbox_max, config.batch_max), (OUTBOX_MAX_DEFAULT, BATCH_MAX));
     assert_eq!(config.archive_after, ARCHIVE_AFTER_DEFAULT);
+    assert_eq!(config.hold_extension_max, HOLD_EXTENSION_MAX_DEFAULT);
     assert!(config.drain.is_zero());
     assert!(config.redis_address.is_none() && config.database_url.starts_with("sqlite:"));
 }
@@ -48,6 +49,7 @@ fn an_invalid_value_is_reported_with_its_variable_and_format() {
         (["--redis-replicas", "-1"], "CLAIMGATE_REDIS_REPLICAS", "whole number"),
         (["--redis-maxmemory-mib", "-1"], "CLAIMGATE_REDIS_MAXMEMORY_MIB", "whole number"),
         (["--archive-after-s", "1.5"], "CLAIMGATE_ARCHIVE_AFTER_S", "whole number"),
+        (["--hold-extension-max-s", "0"], "CLAIMGATE_HOLD_EXTENSION_MAX_S", "whole number, at least 1"),
         (["--drain-s", "301"], "CLAIMGATE_DRAIN_S", "0 to 300"),
         (["--drain-s", "-1"], "CLAIMGATE_DRAIN_S", "0 to 300"),
         (["--page-url", "claims.example.com"], "CLAIMGATE_PAGE_URL", "http(s)://HOST[:PORT]"),

@@ -14,21 +14,21 @@ pub struct AuditItem {
     /// The name of the admin's or back end's token; `admin` for the token without a name.
     pub who: String,
     /// `create`, `update`, `add`, `codes`, `pause`, `resume`, `end` or `import`, or `codes_read`; for a claim
-    /// `confirm` or `return`; for a webhook `webhook_create`, `webhook_delete`, `webhook_enable`,
+    /// `confirm`, `return` or `extend`; for a webhook `webhook_create`, `webhook_delete`, `webhook_enable`,
     /// `webhook_disable` or `webhook_rotate_secret`; for the user ids `user_ids_pin` or `user_ids_set`.
     pub what: String,
     /// The campaign that was changed, or to which the claim or webhook belongs; `null` for a webhook that
     /// covers all campaigns, and for the user ids.
     pub campaign_id: Option<CampaignId>,
-    /// The claim that was confirmed or returned; otherwise `null`.
+    /// The claim that was confirmed, returned or extended; otherwise `null`.
     pub claim_id: Option<ClaimId>,
     /// The webhook that was changed; otherwise `null`.
     pub webhook_id: Option<String>,
     /// The campaign's version after the change; `null` for other changes.
     #[schema(value_type = Option<u64>)]
     pub version: Option<Version>,
-    /// The state before the change: the campaign's rules, the claim's `status`, the webhook or the user ids.
-    /// `null` for a creation.
+    /// The state before the change: the campaign's rules, the claim's `status` (and for `extend` its `expires_at`),
+    /// the webhook or the user ids. `null` for a creation.
     #[schema(value_type = Option<Object>)]
     pub before: Option<Value>,
     /// The state after the change.

@@ -38,8 +38,17 @@ pub struct OutboxEntry {
     pub count: u64,
     /// The events, in the order of their decisions.
     pub events: Vec<ClaimEvent>,
-    /// The name of the caller who confirmed or returned the claim; `None` for every other call.
+    /// The name of the caller who confirmed, returned or extended the claim; `None` for every other call.
     pub by: Option<String>,
+    /// If the caller extended the claim's hold: when the hold expired before.
+    pub extended_from: Option<Timestamp>,
     /// The `traceparent` of the call that wrote the entry; `None` if the call was not traced.
     pub trace: Option<String>,
+}
+
+impl OutboxEntry {
+    /// Creates an entry that no caller is named in.
+    pub fn new(id: String, epoch: Epoch, count: u64, events: Vec<ClaimEvent>) -> Self {
+        Self { id, epoch, count, events, by: None, extended_from: None, trace: None }
+    }
 }

@@ -5,7 +5,7 @@
 pub struct HighWaterMark {
     /// The last sequence number assigned.
     pub sequence: u64,
-    /// Number of grants, confirmations, returns and expiries so far. A Redis server with fewer events has
+    /// Number of grants, confirmations, extensions, returns and expiries so far. A Redis server with fewer events has
     /// lost some.
     pub events: u64,
 }

@@ -24,7 +24,7 @@ use super::stores::Stores;
 use super::user_ids::{UserIds, UserIdsState};
 use super::webhooks::Webhooks;
 use super::webhooks::sender::WebhookSender;
-use crate::config::{ARCHIVE_AFTER_DEFAULT, BATCH_MAX, OUTBOX_MAX_DEFAULT};
+use crate::config::{ARCHIVE_AFTER_DEFAULT, BATCH_MAX, HOLD_EXTENSION_MAX_DEFAULT, OUTBOX_MAX_DEFAULT};
 use crate::redis_address::RedisAddress;
 use crate::store::redis::RedisStore;
 use crate::store::sql::SqlStore;
@@ -45,7 +45,7 @@ pub struct Engine {
     pub campaigns: Campaigns,
     /// Changes campaigns.
     pub changes: CampaignChanges,
-    /// Decides, reads, confirms and returns claims.
+    /// Decides, reads, confirms, returns and extends claims.
     pub claims: Claims,
     /// Reads the feed of changed claims.
     pub feed: Feed,
@@ -72,6 +72,7 @@ pub struct Builder {
     sql: SqlStore,
     outbox_max: u64,
     archive_after: Duration,
+    hold_extension_max: Duration,
     batch_max: usize,
     webhook_sender: WebhookSender,
     redis_is_own: bool,
@@ -84,6 +85,7 @@ impl Engine {
             sql,
             outbox_max: OUTBOX_MAX_DEFAULT,
             archive_after: ARCHIVE_AFTER_DEFAULT,
+            hold_extension_max: HOLD_EXTENSION_MAX_DEFAULT,
             batch_max: BATCH_MAX,
             webhook_sender: WebhookSender::default(),
             redis_is_own: false,
@@ -108,6 +110,7 @@ impl Engine {
         let stores = Arc::new(Stores { redis, sql });
         Parts {
             batcher: self.claims.batcher.for_thread(Arc::clone(&stores)),
+            hold_extension_max: self.claims.hold_extension_max,
             stores,
             registry: Arc::clone(&self.registry),
             health: Arc::clone(&self.health),
@@ -130,6 +133,7 @@ struct Parts {
     health: Arc<Health>,
     recovery: Arc<Recovery>,
     batcher: ClaimBatcher,
+    hold_extension_max: Duration,
     feed_watch: Arc<FeedWatch>,
     webhook_sender: WebhookSender,
     redis_is_own: bool,
@@ -154,7 +158,11 @@ impl Parts {
                 recovery: Arc::clone(&self.recovery),
                 batcher: Arc::clone(&batcher),
             },
-            claims: Claims { campaigns: campaigns.clone(), batcher },
+            claims: Claims {
+                campaigns: campaigns.clone(),
+                hold_extension_max: self.hold_extension_max,
+                batcher,
+            },
             feed: Feed { campaigns: campaigns.clone(), watch: self.feed_watch },
             webhooks: Webhooks { campaigns: campaigns.clone(), sender: self.webhook_sender },
             replicas: Replicas { stores: Arc::clone(&self.stores), redis_is_own: self.redis_is_own },
@@ -182,6 +190,11 @@ impl Builder {
     /// Sets how long a campaign stays in Redis after its end until it is evicted; a day by default.
     pub fn archive_after(self, archive_after: Duration) -> Self {
         Self { archive_after, ..self }
+    }
+
+    /// Sets for how long after the claim a hold can be extended; a day by default.
+    pub fn hold_extension_max(self, hold_extension_max: Duration) -> Self {
+        Self { hold_extension_max, ..self }
     }
 
     /// Sets the maximum number of claims that one script call decides: 1 to [`BATCH_MAX`], which is the
@@ -224,6 +237,7 @@ impl Builder {
         Parts {
             registry,
             batcher: ClaimBatcher::new(Arc::clone(&stores), self.batch_max),
+            hold_extension_max: self.hold_extension_max,
             feed_watch: Arc::new(FeedWatch::new(stores.sql.clone())),
             recovery,
             stores,

@@ -176,6 +176,9 @@ pub enum EngineError {
     /// The claim keeps its status, which does not allow the requested transition.
     #[error("the claim is {}", .0.status.as_str())]
     ClaimStands(Box<Claim>),
+    /// The claim's hold was extended the maximum number of times; nothing was changed.
+    #[error("the hold was extended too often")]
+    ExtendedTooOften(Box<Claim>),
     /// Another core is loading the campaign.
     #[error("another core is loading the campaign")]
     LoadingElsewhere,

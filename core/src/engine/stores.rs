@@ -24,7 +24,9 @@ use crate::store::redis::scripts::calls::{
     CampaignCall, Claim, GiveCodes, Read, ReadCodes, ReadUser, RulesReply, SetRules, SoldOut, Transition,
     WantedClaim,
 };
-use crate::store::redis::scripts::replies::{Counters, Decided, Ready, SoldOutReply, UserReply};
+use crate::store::redis::scripts::replies::{
+    Counters, Decided, Ready, SoldOutReply, TransitionReply, UserReply,
+};
 use crate::store::redis::{RedisStore, RedisStoreError, Session};
 use crate::store::sql::SqlStore;
 use crate::traces::Trace;
@@ -74,20 +76,20 @@ impl Stores {
         Ok(decided)
     }
 
-    /// Confirms or returns the claim `id` for the caller named `by`; `None` if there is no such claim.
+    /// Confirms, returns or extends the claim `id` for the caller named `by`; `None` if there is no such claim.
     pub async fn transition(
         &self,
         handle: &CampaignHandle,
         id: &ClaimId,
         transition: ClaimTransition,
         by: &str,
-    ) -> Result<Option<ClaimRecord>, StoreError> {
+    ) -> Result<Option<TransitionReply>, StoreError> {
         let trace = Trace::current().map(|trace| trace.traceparent());
-        let done = self.call(handle, &Transition { id, transition, by, trace: trace.as_deref() }).await?;
-        Ok(done.map(|(record, events)| {
+        let reply = self.call(handle, &Transition { id, transition, by, trace: trace.as_deref() }).await?;
+        if let Some(TransitionReply { record, events, .. }) = reply {
             handle.observe(HighWaterMark { sequence: record.sequence, events });
-            record
-        }))
+        }
+        Ok(reply)
     }
 
     /// Returns the campaign's counters, and the current state of the claim `id`.

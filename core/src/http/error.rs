@@ -145,6 +145,7 @@ fn problem(error: EngineError) -> Problem {
             "the cursor belongs to a different feed or is beyond this feed's end; start without a cursor to read all claims again",
         ),
         EngineError::ClaimStands(claim) => claim_stands(claim),
+        EngineError::ExtendedTooOften(claim) => extended_too_often(claim),
         EngineError::LoadingElsewhere => {
             Problem::new(Code::CampaignNotReady, "another core is loading the campaign")
         }
@@ -173,6 +174,11 @@ fn claim_stands(claim: Box<claimgate_shared::Claim>) -> Problem {
     };
     let problem = Problem::new(code, format!("the claim is {}", claim.status.as_str()));
     with(problem, |extensions| extensions.claim = Some(claim))
+}
+
+fn extended_too_often(claim: Box<claimgate_shared::Claim>) -> Problem {
+    let detail = "the hold was extended the maximum number of times; confirm the claim before it expires";
+    with(Problem::new(Code::HoldExtendedTooOften, detail), |extensions| extensions.claim = Some(claim))
 }
 
 fn with(mut problem: Problem, set: impl FnOnce(&mut claimgate_shared::problem::Extensions)) -> Problem {

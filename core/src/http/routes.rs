@@ -13,6 +13,7 @@ pub fn internal_routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::new()
         .routes(routes!(internal::claims::look_up))
         .routes(routes!(internal::claims::confirm))
+        .routes(routes!(internal::claims::extend))
         .routes(routes!(internal::claims::return_units))
         .routes(routes!(internal::campaigns::show))
         .routes(routes!(internal::users::show))

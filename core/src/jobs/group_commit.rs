@@ -232,15 +232,8 @@ mod tests {
             limit_at_decision: Some(total),
             cumulative_taken: Some(sequence),
         };
-        let entry = OutboxEntry {
-            id: format!("1-{sequence}"),
-            epoch: Epoch::default(),
-            // Always the campaign's first event, regardless of the sequence number.
-            count: 1,
-            events: vec![event],
-            by: None,
-            trace: None,
-        };
+        // Always the campaign's first event, regardless of the sequence number.
+        let entry = OutboxEntry::new(format!("1-{sequence}"), Epoch::default(), 1, vec![event]);
         Arc::new(OutboxBatch { entries: vec![entry], malformed: vec![] })
     }
 

@@ -318,5 +318,6 @@ pub const CALLS: &[Call] = &[
     },
     Call { name: "GET /internal/v1/claims/{claim_id}", ..PLAIN },
     Call { name: "POST /internal/v1/claims/{claim_id}/confirm", role: Operator, ..PLAIN },
+    Call { name: "POST /internal/v1/claims/{claim_id}/extend", role: Operator, ..PLAIN },
     Call { name: "POST /internal/v1/claims/{claim_id}/return", role: Operator, ..PLAIN },
 ];

@@ -1,4 +1,4 @@
-//! Decides, reads, confirms and returns claims: in Redis or, for an evicted campaign, in SQL.
+//! Decides, reads, confirms, returns and extends claims: in Redis or, for an evicted campaign, in SQL.
 
 pub mod batcher;
 mod codes;
@@ -9,6 +9,7 @@ pub mod sold_out_cache;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use claimgate_shared::user_id::Scheme;
 use claimgate_shared::{
@@ -26,10 +27,12 @@ use crate::store::redis::RedisStoreError;
 use crate::store::redis::scripts::replies::Malformed;
 use crate::store::sql::{ClaimCursor, ClaimFilter, ClaimPage, ClaimRow, Transitioned};
 
-/// Decides, reads, confirms and returns claims.
+/// Decides, reads, confirms, returns and extends claims.
 #[derive(Debug)]
 pub struct Claims {
     pub(super) campaigns: Campaigns,
+    /// Maximum time for which a claim may be held in total.
+    pub(super) hold_extension_max: Duration,
     /// Collects concurrent claims into one script call.
     pub batcher: Arc<ClaimBatcher>,
 }
@@ -135,11 +138,18 @@ impl Claims {
     /// # Errors
     /// [`EngineError::ClaimStands`] if the claim has expired, or has been returned or revoked.
     pub async fn confirm(&self, id: ClaimId, by: &str, now: Timestamp) -> Result<Claim, EngineError> {
-        let claim = self.transition(id, ClaimTransition::Confirm, by, now).await?;
-        match claim.status {
-            ClaimStatus::Granted | ClaimStatus::Held => Ok(claim),
-            _ => Err(EngineError::ClaimStands(Box::new(claim))),
-        }
+        taking_units(self.transition(id, ClaimTransition::Confirm, by, now).await?)
+    }
+
+    /// Extends a claim's hold at `now` for the caller named `by`, whom the audit records. A granted claim stays
+    /// granted.
+    ///
+    /// # Errors
+    /// [`EngineError::ClaimStands`] if the claim has expired, or has been returned or revoked;
+    /// [`EngineError::ExtendedTooOften`].
+    pub async fn extend(&self, id: ClaimId, by: &str, now: Timestamp) -> Result<Claim, EngineError> {
+        let extend = ClaimTransition::Extend { held_max: self.hold_extension_max };
+        taking_units(self.transition(id, extend, by, now).await?)
     }
 
     /// Returns a claim's units at `now` for the caller named `by`, whom the audit records. An expired claim
@@ -170,6 +180,9 @@ impl Claims {
                     self.campaigns.registry.update(*campaign);
                     return Ok(claim);
                 }
+                Transitioned::ExtendedTooOften(claim) => {
+                    return Err(EngineError::ExtendedTooOften(Box::new(claim)));
+                }
                 Transitioned::Unknown => return Err(EngineError::ClaimNotFound),
                 // Another core has loaded the campaign into Redis since this core last read it.
                 Transitioned::NotEvicted => {
@@ -177,10 +190,15 @@ impl Claims {
                 }
             }
         }
-        let record = self.campaigns.stores.transition(&handle, &id, transition, by).await?;
+        let reply = self.campaigns.stores.transition(&handle, &id, transition, by).await?;
         self.batcher.invalidate(&id.campaign);
-        if let Some(record) = record {
-            return claim_from_record(id, &record, None);
+        if let Some(reply) = reply {
+            let claim = claim_from_record(id, &reply.record, None)?;
+            return if reply.extended_too_often {
+                Err(EngineError::ExtendedTooOften(Box::new(claim)))
+            } else {
+                Ok(claim)
+            };
         }
         // The claim is not in Redis: it was revoked, or Redis has lost it. SQL shows which.
         match self.campaigns.stores.sql.claim(&id).await? {
@@ -199,6 +217,14 @@ impl Claims {
             EngineError::CampaignNotFound => EngineError::ClaimNotFound,
             error => error,
         })
+    }
+}
+
+/// Returns `claim` if it takes units.
+fn taking_units(claim: Claim) -> Result<Claim, EngineError> {
+    match claim.status {
+        ClaimStatus::Granted | ClaimStatus::Held => Ok(claim),
+        _ => Err(EngineError::ClaimStands(Box::new(claim))),
     }
 }
 

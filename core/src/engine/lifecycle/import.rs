@@ -149,14 +149,7 @@ impl Recovery {
         for events in claims.granted(BATCH, evicted, total) {
             let sequence = events.last().map_or(evicted.sequence, |event| event.claim.sequence);
             let units = events.iter().map(|event| u64::from(event.claim.quantity)).sum();
-            let entry = OutboxEntry {
-                id: String::new(),
-                epoch: begun.epoch,
-                count: 0,
-                events,
-                by: None,
-                trace: None,
-            };
+            let entry = OutboxEntry::new(String::new(), begun.epoch, 0, events);
             let written = self.stores.sql.import_claims(begun, &entry, sequence, units).await;
             let written = written.map_err(|error| match error {
                 OutboxWriteError::Sql(error) => error.into(),

@@ -390,7 +390,7 @@ impl Recovery {
             rescued += events.len() as u64;
             let digests: Vec<_> = page.iter().map(|(_, claim)| claim.digest).collect();
             let numbers = self.stores.redis.first_codes(&handle.keys, &digests).await?;
-            let entry = OutboxEntry { id: String::new(), epoch, count, events, by: None, trace: None };
+            let entry = OutboxEntry::new(String::new(), epoch, count, events);
             rescued -= self.stores.sql.salvage(&row.id, &[entry], History::Same, &numbers).await?;
         }
         Ok(rescued)

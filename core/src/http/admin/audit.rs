@@ -1,4 +1,5 @@
-//! The audit: changes of campaigns, and confirmations and returns of claims, each with its caller and time.
+//! The audit: changes of campaigns, and confirmations, returns and extensions of claims, each with its caller and
+//! time.
 
 use axum::http::{StatusCode, Uri};
 use claimgate_shared::admin::Page;
@@ -27,7 +28,8 @@ pub struct AuditQuery {
     limit: Option<u32>,
 }
 
-/// Lists changes of campaigns, and confirmations and returns of claims, in the order in which they reached SQL.
+/// Lists changes of campaigns, and confirmations, returns and extensions of claims, in the order in which they
+/// reached SQL.
 #[utoipa::path(
     get, path = "/admin/v1/audit", tag = "admin", operation_id = "listAudit", params(AuditQuery),
     responses((status = 200, description = "A page", body = Page<AuditItem>)),

@@ -133,6 +133,26 @@ pub async fn confirm(BackEnd(caller, engine): BackEnd, PathClaim(id): PathClaim)
     json(StatusCode::OK, &ClaimLookup { claim })
 }
 
+/// Extends the hold of a claim to `hold_seconds` from now.
+#[utoipa::path(
+    post, path = "/internal/v1/claims/{claim_id}/extend", tag = "internal", operation_id = "extendClaim",
+    params(("claim_id" = ClaimId, Path)),
+    responses((
+        status = 200,
+        description = "Held until `expires_at`, which is unchanged if less than 10 s would be gained; a granted claim is unchanged",
+        body = ClaimLookup,
+    )),
+    security(("apiToken" = []), ("adminToken" = ["operator"])),
+    extensions(("x-codes" = json!([
+        "claim_not_found", "claim_expired", "claim_returned", "claim_revoked", "hold_extended_too_often",
+        "campaign_not_ready",
+    ]))),
+)]
+pub async fn extend(BackEnd(caller, engine): BackEnd, PathClaim(id): PathClaim) -> ApiResult {
+    let claim = engine.claims.extend(id, caller.name(), clock::now()).await?;
+    json(StatusCode::OK, &ClaimLookup { claim })
+}
+
 /// Returns a claim's units.
 #[utoipa::path(
     post, path = "/internal/v1/claims/{claim_id}/return", tag = "internal", operation_id = "returnClaim",

@@ -118,9 +118,12 @@ fn entry((id, fields): &RawEntry, layout: OutboxLayout) -> Option<OutboxEntry> {
     let mut events = events(std::str::from_utf8(field("users")?).ok()?, &claims, timestamp(at)?)?;
     fill_guards(&mut events, state::limit(total), taken)?;
     // Entries of earlier versions have no `by`. A name that is not UTF-8 must not make the entry malformed.
-    let by = field("by").map(|name| String::from_utf8_lossy(name).into_owned());
-    let trace = field("traceparent").and_then(|context| String::from_utf8(context.to_vec()).ok());
-    Some(OutboxEntry { id: id.clone(), epoch: Epoch::new(epoch), count, events, by, trace })
+    let by = field("by").or_else(|| field("extended_by"));
+    let by = by.map(|name| String::from_utf8_lossy(name).into_owned());
+    let text = |name: &str| field(name).and_then(|text| String::from_utf8(text.to_vec()).ok());
+    let extended_from = text("extended_from").and_then(|ms| timestamp(ms.parse().ok()?));
+    let (epoch, trace) = (Epoch::new(epoch), text("traceparent"));
+    Some(OutboxEntry { id: id.clone(), epoch, count, events, by, extended_from, trace })
 }
 
 /// Parses the events of an entry: space-separated users, and as many claims in the same order.
@@ -394,8 +397,22 @@ mod tests {
             let fields = fields.iter().cloned().chain(further);
             let fields = fields.map(|(name, bytes)| (name.as_bytes().to_vec(), bytes)).collect();
             let read = entry(&("1-0".to_owned(), fields), OutboxLayout::Current).unwrap();
-            assert_eq!((read.events.len(), read.by), (1, by));
+            assert_eq!((read.events.len(), read.by, read.extended_from), (1, by, None));
         }
+    }
+
+    #[test]
+    fn an_extension_names_its_caller_and_the_former_expiry() {
+        let fields = [
+            ("head", vec![0; HEAD_BYTES]),
+            ("users", b"alice".to_vec()),
+            ("claims", claim(2, 2, 1)),
+            ("extended_by", b"shop".to_vec()),
+            ("extended_from", b"1700000000000".to_vec()),
+        ];
+        let fields = fields.map(|(name, bytes)| (name.as_bytes().to_vec(), bytes)).to_vec();
+        let read = entry(&("1-0".to_owned(), fields), OutboxLayout::Current).unwrap();
+        assert_eq!((read.by.as_deref(), read.extended_from), (Some("shop"), Some(at())));
     }
 
     #[test]

@@ -1,8 +1,7 @@
-//! The audit: records who changed each campaign, webhook or the user ids, who confirmed or returned each claim,
-//! and when.
+//! The audit: records who changed each campaign, webhook or the user ids, who confirmed, returned or extended each
+//! claim, and when.
 //!
-//! There are four tables: `audit`, `claim_audit`, `webhook_audit` and `user_ids_audit`. Their entries share one
-//! numbering, in commit order.
+//! The entries of all [`TABLES`] share one numbering, in commit order.
 
 use std::cmp::Reverse;
 
@@ -16,10 +15,9 @@ use super::numbers::{to_i64, unreadable, unsigned};
 use super::pool::{Statement, Transaction};
 use super::{SqlError, SqlStore};
 use crate::domain::audit::AuditItem;
-use crate::domain::counters::Epoch;
 use crate::domain::event::{ClaimEvent, OutboxEntry};
 
-/// A claim that a caller confirmed or returned.
+/// A claim that a caller confirmed, returned or extended.
 #[derive(Debug)]
 pub(super) struct ClaimChange<'a> {
     pub campaign: &'a CampaignId,
@@ -31,6 +29,8 @@ pub(super) struct ClaimChange<'a> {
     pub who: &'a str,
     pub before: ClaimStatus,
     pub after: ClaimStatus,
+    /// If the claim's hold was extended: when it expired before, and when it expires now.
+    pub extension: Option<[Timestamp; 2]>,
 }
 
 impl<'a> ClaimChange<'a> {
@@ -38,12 +38,17 @@ impl<'a> ClaimChange<'a> {
     /// names no caller.
     pub fn of(campaign: &'a CampaignId, entry: &'a OutboxEntry) -> impl Iterator<Item = Self> {
         let changes = move |who: &'a String| {
-            entry.events.iter().map(move |event| Self::from_event(campaign, entry.epoch, event, who))
+            entry.events.iter().map(move |event| Self::from_event(campaign, entry, event, who))
         };
         entry.by.iter().flat_map(changes)
     }
 
-    fn from_event(campaign: &'a CampaignId, epoch: Epoch, event: &'a ClaimEvent, who: &'a str) -> Self {
+    fn from_event(
+        campaign: &'a CampaignId,
+        entry: &OutboxEntry,
+        event: &'a ClaimEvent,
+        who: &'a str,
+    ) -> Self {
         let claim = &event.claim;
         // Only a grant clears a claim's expiry.
         let was_held = claim.status == ClaimStatus::Granted || claim.expires_at.is_some();
@@ -51,12 +56,13 @@ impl<'a> ClaimChange<'a> {
             campaign,
             user: event.user.as_str(),
             digest: digest_text(&claim.digest),
-            epoch: epoch.get(),
+            epoch: entry.epoch.get(),
             revision: claim.revision.into(),
             at: event.updated_at,
             who,
             before: if was_held { ClaimStatus::Held } else { ClaimStatus::Granted },
             after: claim.status,
+            extension: entry.extended_from.zip(claim.expires_at).map(|(from, to)| [from, to]),
         }
     }
 
@@ -65,9 +71,15 @@ impl<'a> ClaimChange<'a> {
         (self.user, &self.digest) == (event.user.as_str(), &digest_text(&event.claim.digest))
     }
 
-    /// Returns the columns in the order of [`WRITE_CLAIMS`].
+    /// Returns the columns in the order of `write_claims`.
     fn columns(&self, number: i64) -> impl serde::Serialize {
-        let what = if self.after == ClaimStatus::Granted { "confirm" } else { "return" };
+        let [what, before, after] = match self.extension {
+            Some([from, to]) => ["extend".to_owned(), hold_until(from), hold_until(to)],
+            None => {
+                let what = if self.after == ClaimStatus::Granted { "confirm" } else { "return" };
+                [what, self.before.as_str(), self.after.as_str()].map(str::to_owned)
+            }
+        };
         (
             number,
             self.campaign.as_str(),
@@ -78,18 +90,30 @@ impl<'a> ClaimChange<'a> {
             self.at.as_ms(),
             self.who,
             what,
-            self.before.as_str(),
-            self.after.as_str(),
+            before,
+            after,
         )
     }
 }
 
-/// Writes audit entries of claims. Existing entries stay unchanged.
-const WRITE_CLAIMS: &str = "INSERT INTO claim_audit \
-    (number, campaign_id, user_id, digest, epoch, revision, at, who, what, before, after) \
-    SELECT CAST(value->>0 AS BIGINT), value->>1, value->>2, value->>3, CAST(value->>4 AS BIGINT), \
-    CAST(value->>5 AS BIGINT), CAST(value->>6 AS BIGINT), value->>7, value->>8, value->>9, value->>10 \
-    FROM {rows} WHERE TRUE ON CONFLICT (campaign_id, user_id, digest, epoch, revision) DO NOTHING";
+/// Returns the state of a held claim for the audit.
+fn hold_until(expires_at: Timestamp) -> String {
+    json!({ "status": ClaimStatus::Held, "expires_at": expires_at }).to_string()
+}
+
+/// The statement that writes entries to a table of claims. Existing entries stay unchanged.
+macro_rules! write_claims {
+    ($table:literal) => {
+        concat!(
+            "INSERT INTO ",
+            $table,
+            " (number, campaign_id, user_id, digest, epoch, revision, at, who, what, before, after) \
+             SELECT CAST(value->>0 AS BIGINT), value->>1, value->>2, value->>3, CAST(value->>4 AS BIGINT), \
+             CAST(value->>5 AS BIGINT), CAST(value->>6 AS BIGINT), value->>7, value->>8, value->>9, value->>10 \
+             FROM {rows} WHERE TRUE ON CONFLICT (campaign_id, user_id, digest, epoch, revision) DO NOTHING"
+        )
+    };
+}
 
 /// The last number used. Older versions numbered entries of `audit` without updating `last_audit`.
 macro_rules! last_number {
@@ -118,9 +142,10 @@ const NUMBER: &str = "UPDATE audit SET number = met.place FROM (SELECT campaign_
 /// A table of the audit: its name, its columns besides [`SHARED`], and the function that reads a row.
 type Table = (&'static str, &'static str, fn(&AnyRow) -> Result<AuditItem, SqlError>);
 
-const TABLES: [Table; 5] = [
+const TABLES: [Table; 6] = [
     ("audit", ", version", campaign_entry),
     ("claim_audit", ", user_id, digest", claim_entry),
+    ("extension_audit", ", user_id, digest", extension_entry),
     ("webhook_audit", ", webhook_id", webhook_entry),
     ("user_ids_audit", "", entry),
     ("code_audit", "", entry),
@@ -238,8 +263,8 @@ impl SqlStore {
         Ok(transaction.commit().await?)
     }
 
-    /// Records who confirmed or returned claims, each change once. Call it near the end of a transaction:
-    /// until the commit, no other transaction can write an entry.
+    /// Records who confirmed, returned or extended claims, each change once. Call it near the end of a
+    /// transaction: until the commit, no other transaction can write an entry.
     pub(super) async fn audit_claims(
         &self,
         transaction: &mut Transaction,
@@ -250,8 +275,17 @@ impl SqlStore {
         }
         let last = issue_numbers(transaction, changes.len()).await?;
         let first = last + 1 - to_i64(changes.len() as u64);
-        let rows: Vec<_> = (first..).zip(changes).map(|(number, change)| change.columns(number)).collect();
-        self.with_rows(WRITE_CLAIMS, &rows, rows.len()).execute(&mut transaction.lease).await?;
+        let numbered = (first..).zip(changes);
+        let (extensions, others): (Vec<_>, Vec<_>) =
+            numbered.partition(|(_, change)| change.extension.is_some());
+        for (write, of_table) in
+            [(write_claims!("claim_audit"), others), (write_claims!("extension_audit"), extensions)]
+        {
+            if !of_table.is_empty() {
+                let rows: Vec<_> = of_table.iter().map(|(number, change)| change.columns(*number)).collect();
+                self.with_rows(write, &rows, rows.len()).execute(&mut transaction.lease).await?;
+            }
+        }
         Ok(())
     }
 }
@@ -262,10 +296,18 @@ fn campaign_entry(row: &AnyRow) -> Result<AuditItem, SqlError> {
 }
 
 fn claim_entry(row: &AnyRow) -> Result<AuditItem, SqlError> {
+    of_claim(row, shared_columns(row, |status| Ok(json!({ "status": status })))?)
+}
+
+fn extension_entry(row: &AnyRow) -> Result<AuditItem, SqlError> {
+    of_claim(row, entry(row)?)
+}
+
+/// Adds the claim's id to its entry.
+fn of_claim(row: &AnyRow, item: AuditItem) -> Result<AuditItem, SqlError> {
     let (user, digest): (String, String) = (row.try_get("user_id")?, row.try_get("digest")?);
     let campaign: String = row.try_get("campaign_id")?;
     let id = format!("{campaign}.{user}.{digest}");
-    let item = shared_columns(row, |status| Ok(json!({ "status": status })))?;
     Ok(AuditItem { claim_id: Some(id.parse().map_err(unreadable)?), ..item })
 }
 
@@ -273,12 +315,12 @@ fn webhook_entry(row: &AnyRow) -> Result<AuditItem, SqlError> {
     Ok(AuditItem { webhook_id: Some(row.try_get("webhook_id")?), ..shared_columns(row, rules)? })
 }
 
-/// Reads an entry of a table that has only the shared columns.
+/// Reads the shared columns of an entry whose states are JSON.
 fn entry(row: &AnyRow) -> Result<AuditItem, SqlError> {
     shared_columns(row, rules)
 }
 
-/// Parses the rules of a campaign, the state of a webhook, or user ids.
+/// Parses the rules of a campaign, the state of a webhook or hold, or user ids.
 fn rules(text: &str) -> Result<Value, SqlError> {
     serde_json::from_str(text).map_err(unreadable)
 }

@@ -7,7 +7,7 @@ use sqlx::migrate::{Migration, MigrationType, Migrator};
 
 /// The version, description and text of each migration. sqlx stores them in the table `_sqlx_migrations`, the
 /// text as a checksum, so they must never change.
-const ALL: [(i64, &str, &str); 21] = [
+const ALL: [(i64, &str, &str); 22] = [
     (1, "register", include_str!("../../../migrations/0001_register.sql")),
     (2, "claims by place and user", include_str!("../../../migrations/0002_claims_by_place_and_user.sql")),
     (3, "fencing", include_str!("../../../migrations/0003_fencing.sql")),
@@ -29,6 +29,7 @@ const ALL: [(i64, &str, &str); 21] = [
     (19, "passes", include_str!("../../../migrations/0019_passes.sql")),
     (20, "refusals", include_str!("../../../migrations/0020_refusals.sql")),
     (21, "codes", include_str!("../../../migrations/0021_codes.sql")),
+    (22, "extensions", include_str!("../../../migrations/0022_extensions.sql")),
 ];
 
 /// Returns all migrations in order.

@@ -577,14 +577,7 @@ mod tests {
     }
 
     fn entry(epoch: u64, events: Vec<ClaimEvent>) -> OutboxEntry {
-        OutboxEntry {
-            id: "1-0".to_owned(),
-            epoch: Epoch::new(epoch),
-            count: 1,
-            events,
-            by: None,
-            trace: None,
-        }
+        OutboxEntry::new("1-0".to_owned(), Epoch::new(epoch), 1, events)
     }
 
     #[test]

@@ -167,10 +167,8 @@ statements! {
     ONE = "SELECT user_id, digest, quantity, status, revision, sequence, day, claimed_at, expires_at, updated_at \
         FROM claims WHERE campaign_id = $1 AND user_id = $2 AND digest = $3";
 
-    /// Sets the status of one claim to `$4` at `$5`. A granted claim no longer expires. Returns epoch and new
-    /// revision.
-    TRANSITION = "UPDATE claims SET status = $4, revision = revision + 1, updated_at = $5, \
-        expires_at = CASE WHEN $4 = 'granted' THEN NULL ELSE expires_at END \
+    /// Sets the status of one claim to `$4` at `$5`, and its expiry to `$6`. Returns epoch and new revision.
+    TRANSITION = "UPDATE claims SET status = $4, revision = revision + 1, updated_at = $5, expires_at = $6 \
         WHERE campaign_id = $1 AND user_id = $2 AND digest = $3 RETURNING epoch, revision";
 
     /// A page of a campaign's claims, ordered by sequence number.

@@ -1,5 +1,7 @@
-//! Claim transitions of evicted campaigns. Only SQL has their claims, so they are confirmed and returned
-//! here, under the lock of the campaign's row and by the rules of `lua/transition.lua`.
+//! Claim transitions of evicted campaigns. Only SQL has their claims, so they are confirmed, returned and
+//! extended here, under the lock of the campaign's row and by the rules of `lua/transition.lua`.
+
+use std::num::NonZeroU32;
 
 use claimgate_shared::ids::digest_text;
 use claimgate_shared::{Claim, ClaimId, ClaimStatus, Timestamp};
@@ -15,7 +17,7 @@ use super::pool::Transaction;
 use super::statements::campaign_columns;
 use super::{SqlError, SqlStore, statements};
 use crate::domain::campaign::Campaign;
-use crate::domain::claim_transition::ClaimTransition;
+use crate::domain::claim_transition::{ClaimTransition, Extension};
 
 /// The result of a claim transition.
 #[derive(Debug)]
@@ -24,17 +26,26 @@ pub enum Transitioned {
     Stands(Claim),
     /// The claim was changed. Contains the claim's new state, and the campaign with new counters.
     Changed(Claim, Box<Campaign>),
+    /// The claim was not changed, because its hold was extended too often. Contains the claim's current state.
+    ExtendedTooOften(Claim),
     /// There is no such claim.
     Unknown,
     /// The campaign does not exist, or is in Redis, which must decide the transition.
     NotEvicted,
 }
 
+/// Locks the row of an evicted campaign with a write that changes nothing. Must be a transaction's first statement;
+/// see the documentation of `sql`.
+const LOCK_EVICTED: &str = concat!(
+    "UPDATE campaigns SET version = version WHERE id = $1 AND evicted_at IS NOT NULL RETURNING ",
+    campaign_columns!()
+);
+
 impl SqlStore {
-    /// Confirms or returns the claim `id` at `now` for the caller named `by`. The call is idempotent, even if
-    /// concurrent. A hold that is due expires instead. Changes nothing unless the campaign is evicted. A core
-    /// that loads the campaign waits for this transaction; if the load came first, this transaction changes
-    /// nothing.
+    /// Confirms, returns or extends the claim `id` at `now` for the caller named `by`. The call is idempotent,
+    /// even if concurrent. A hold that is due expires instead. Changes nothing unless the campaign is evicted. A
+    /// core that loads the campaign waits for this transaction; if the load came first, this transaction
+    /// changes nothing.
     pub async fn transition(
         &self,
         id: &ClaimId,
@@ -43,33 +54,46 @@ impl SqlStore {
         now: Timestamp,
     ) -> Result<Transitioned, SqlError> {
         let mut transaction = self.pool.begin_at("sql:transition").await?;
-        // The first statement is a write that changes nothing, to lock the row; see the documentation of
-        // `sql`.
-        let held =
-            sqlx::query("UPDATE campaigns SET version = version WHERE id = $1 AND evicted_at IS NOT NULL")
-                .bind(id.campaign.as_str())
-                .execute(&mut transaction.lease)
-                .await?;
-        if held.rows_affected() == 0 {
+        let locked = sqlx::query(LOCK_EVICTED).bind(id.campaign.as_str());
+        let locked = locked.fetch_optional(&mut transaction.lease).await?;
+        let Some(campaign) = locked.as_ref().map(campaigns::read).transpose()? else {
             return Ok(Transitioned::NotEvicted);
-        }
+        };
         let found = bind_id(sqlx::query(statements::ONE), id).fetch_optional(&mut transaction.lease).await?;
-        let Some(ClaimRow { claim, .. }) = found.map(|row| claims::read(&id.campaign, &row)).transpose()?
-        else {
+        let Some(row) = found.map(|row| claims::read(&id.campaign, &row)).transpose()? else {
             return Ok(Transitioned::Unknown);
         };
-        let Some(status) = next_status(&claim, transition, now) else {
-            return Ok(Transitioned::Stands(claim));
-        };
+        match next_state(&row, transition, campaign.hold_seconds, now) {
+            Next::Stands => Ok(Transitioned::Stands(row.claim)),
+            Next::ExtendedTooOften => Ok(Transitioned::ExtendedTooOften(row.claim)),
+            Next::Changed(status, expires_at) => {
+                let after = Claim { status, expires_at, ..row.claim.clone() };
+                self.change(transaction, &row.claim, after, by, now).await
+            }
+        }
+    }
+
+    /// Replaces the claim `before`, whose campaign's row is locked, by `after`, and commits `transaction`.
+    async fn change(
+        &self,
+        mut transaction: Transaction,
+        before: &Claim,
+        after: Claim,
+        by: &str,
+        now: Timestamp,
+    ) -> Result<Transitioned, SqlError> {
+        let id = &before.id;
         let changed = bind_id(sqlx::query(statements::TRANSITION), id)
-            .bind(status.as_str())
+            .bind(after.status.as_str())
             .bind(now.as_ms())
+            .bind(after.expires_at.map(Timestamp::as_ms))
             .fetch_one(&mut transaction.lease)
             .await?;
-        if status == ClaimStatus::Granted {
-            self.give_numbers(&mut transaction, id, claim.quantity.get()).await?;
+        if after.status == ClaimStatus::Granted {
+            self.give_numbers(&mut transaction, id, after.quantity.get()).await?;
         }
-        let returned_units = if status == ClaimStatus::Granted { 0 } else { u64::from(claim.quantity.get()) };
+        let stands = matches!(after.status, ClaimStatus::Granted | ClaimStatus::Held);
+        let returned_units = if stands { 0 } else { u64::from(after.quantity.get()) };
         // As in Redis, each revision of a claim is an event of its campaign.
         let campaign = sqlx::query(concat!(
             "UPDATE campaigns SET events = events + 1, \
@@ -82,29 +106,30 @@ impl SqlStore {
         .fetch_one(&mut transaction.lease)
         .await?;
         let campaign = campaigns::read(&campaign)?;
+        let (user, digest) = (id.user.as_str(), digest_text(&id.digest));
         // An expiry is not an action of the caller.
-        if status != ClaimStatus::Expired {
+        if after.status != ClaimStatus::Expired {
+            let expiries = before.expires_at.zip(after.expires_at).map(|(from, to)| [from, to]);
             let change = ClaimChange {
                 campaign: &id.campaign,
-                user: id.user.as_str(),
-                digest: digest_text(&id.digest),
+                user,
+                digest: digest.clone(),
                 epoch: unsigned(changed.try_get("epoch")?)?,
                 revision: unsigned(changed.try_get("revision")?)?,
                 at: now,
                 who: by,
-                before: claim.status,
-                after: status,
+                before: before.status,
+                after: after.status,
+                extension: expiries.filter(|_| after.status == ClaimStatus::Held),
             };
             self.audit_claims(&mut transaction, &[change]).await?;
         }
         if returned_units > 0 {
             number_change(&mut transaction, &campaign.id).await?;
         }
-        let (user, digest) = (id.user.as_str(), digest_text(&id.digest));
         let feed = feed_rows(&[(id.campaign.as_str(), user, &digest)]);
         self.commit_with_feed(transaction, &feed).await?;
-        let expires_at = claim.expires_at.filter(|_| status != ClaimStatus::Granted);
-        Ok(Transitioned::Changed(Claim { status, expires_at, ..claim }, Box::new(campaign)))
+        Ok(Transitioned::Changed(after, Box::new(campaign)))
     }
 }
 
@@ -132,14 +157,40 @@ impl SqlStore {
     }
 }
 
-/// Returns the claim's new status; `None` if the status stays unchanged.
-fn next_status(claim: &Claim, transition: ClaimTransition, now: Timestamp) -> Option<ClaimStatus> {
+/// What a transition does to a claim.
+enum Next {
+    /// Nothing.
+    Stands,
+    /// Nothing: the hold was extended too often.
+    ExtendedTooOften,
+    /// The claim gets this status and expiry.
+    Changed(ClaimStatus, Option<Timestamp>),
+}
+
+/// Returns what `transition` does to the claim of `row`. The campaign holds new claims for `hold_seconds`.
+fn next_state(
+    row: &ClaimRow,
+    transition: ClaimTransition,
+    hold_seconds: Option<NonZeroU32>,
+    now: Timestamp,
+) -> Next {
+    let claim = &row.claim;
+    let expires_at = claim.expires_at;
     match (claim.status, transition) {
-        (ClaimStatus::Held, _) if claim.expires_at.is_some_and(|due| now >= due) => {
-            Some(ClaimStatus::Expired)
+        (ClaimStatus::Held, _) if expires_at.is_some_and(|due| now >= due) => {
+            Next::Changed(ClaimStatus::Expired, expires_at)
         }
-        (ClaimStatus::Held, ClaimTransition::Confirm) => Some(ClaimStatus::Granted),
-        (ClaimStatus::Held | ClaimStatus::Granted, ClaimTransition::Return) => Some(ClaimStatus::Returned),
-        _ => None,
+        (ClaimStatus::Held, ClaimTransition::Confirm) => Next::Changed(ClaimStatus::Granted, None),
+        (ClaimStatus::Held | ClaimStatus::Granted, ClaimTransition::Return) => {
+            Next::Changed(ClaimStatus::Returned, expires_at)
+        }
+        (ClaimStatus::Held, ClaimTransition::Extend { held_max }) => {
+            match Extension::of(claim, row.revision, hold_seconds, held_max, now) {
+                Extension::Until(until) => Next::Changed(ClaimStatus::Held, Some(until)),
+                Extension::Unchanged => Next::Stands,
+                Extension::TooOften => Next::ExtendedTooOften,
+            }
+        }
+        _ => Next::Stands,
     }
 }

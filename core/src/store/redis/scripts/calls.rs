@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use claimgate_shared::{ClaimDigest, ClaimId, ShownPass, Timestamp, UserId};
 use redis::Value;
 
-use super::replies::{self, Counters, Decided, Malformed, Ready, SoldOutReply, UserReply};
+use super::replies::{self, Counters, Decided, Malformed, Ready, SoldOutReply, TransitionReply, UserReply};
 use super::state;
 use crate::domain::addition::Addition;
 use crate::domain::campaign::Campaign;
@@ -90,7 +90,7 @@ impl CampaignCall for Claim<'_> {
     }
 }
 
-/// Confirms or returns a claim.
+/// Confirms, returns or extends a claim.
 #[derive(Debug)]
 pub struct Transition<'a> {
     /// The claim's id.
@@ -104,8 +104,8 @@ pub struct Transition<'a> {
 }
 
 impl CampaignCall for Transition<'_> {
-    /// The claim after the call, and the campaign's event count; `None` if there is no such claim.
-    type Reply = Option<(ClaimRecord, u64)>;
+    /// `None` if there is no such claim.
+    type Reply = Option<TransitionReply>;
     const NAME: &'static str = "redis:transition";
 
     fn script(&self) -> &'static Script {
@@ -114,6 +114,7 @@ impl CampaignCall for Transition<'_> {
 
     fn arguments(&self, call: &mut ScriptCall) {
         call.arg(self.transition.as_str()).arg(self.id.user.as_str()).arg(&self.id.digest[..]).arg(self.by);
+        call.arg(self.transition.held_max_ms());
         if let Some(trace) = self.trace {
             call.arg(trace);
         }

@@ -129,7 +129,7 @@ pub static CLAIM: LazyLock<Script> = LazyLock::new(|| {
     )
 });
 script! {
-    /// Confirms or returns a claim.
+    /// Confirms, returns or extends a claim.
     TRANSITION, "prelude.lua", "transition.lua"
 }
 /// Stops every decision until the campaign has been reloaded.

@@ -389,19 +389,29 @@ pub fn sold_out(reply: Value) -> Result<Ready<Option<SoldOutReply>>, Malformed> 
     }
 }
 
-/// Parses the reply of `transition.lua`: the claim and the campaign's event count; `None` if there is no such
-/// claim.
-pub fn transitioned(reply: Value) -> Result<Ready<Option<(ClaimRecord, u64)>>, Malformed> {
+/// The reply of `transition.lua`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TransitionReply {
+    /// The claim as it is now.
+    pub record: ClaimRecord,
+    /// The campaign's event count.
+    pub events: u64,
+    /// Whether nothing was changed because the hold was extended too often.
+    pub extended_too_often: bool,
+}
+
+/// Parses the reply of `transition.lua`; `None` if there is no such claim.
+pub fn transitioned(reply: Value) -> Result<Ready<Option<TransitionReply>>, Malformed> {
     let mut parts = Parts::of(reply)?;
-    match parts.text()?.as_str() {
-        "not_ready" => Ok(Err(parts.reason()?)),
-        "unknown" => Ok(Ok(None)),
-        "transitioned" => {
-            let record = ClaimRecord::read(&parts.bytes()?).ok_or_else(|| Malformed("record".to_owned()))?;
-            Ok(Ok(Some((record, parts.number()?))))
-        }
-        other => Err(Malformed(other.to_owned())),
-    }
+    let extended_too_often = match parts.text()?.as_str() {
+        "not_ready" => return Ok(Err(parts.reason()?)),
+        "unknown" => return Ok(Ok(None)),
+        "transitioned" => false,
+        "extended_too_often" => true,
+        other => return Err(Malformed(other.to_owned())),
+    };
+    let record = ClaimRecord::read(&parts.bytes()?).ok_or_else(|| Malformed("record".to_owned()))?;
+    Ok(Ok(Some(TransitionReply { record, events: parts.number()?, extended_too_often })))
 }
 
 /// The reply of `suspend.lua`.
