@@ -54,7 +54,7 @@ local has_more_due = false
 if now >= campaign.next_due then
   if not holds_match_load(campaign) then return { 'not_ready', 'sentinel' } end
   local due = redis.call('ZRANGE', holds_key, 1, now, 'BYSCORE', 'LIMIT', 0, DUE_MAX)
-  -- `next_due` is outdated: that hold was confirmed or returned.
+  -- `next_due` is outdated: that hold was confirmed, returned or extended.
   if #due == 0 then campaign.next_due, work.must_write_state = first_due(), true end
   tools, has_more_due = claim_tools(work), #due == DUE_MAX
   for _, member in ipairs(due) do

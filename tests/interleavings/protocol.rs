@@ -159,7 +159,7 @@ impl Protocol {
                 [Self::ReturnAndRelay, Self::Overtake, Self::Relay, Self::Forget].contains(&other)
             }
             Self::Extend => {
-                let played = [Self::Extend, Self::EnsureReady, Self::Confirm, Self::Relay, Self::Return];
+                let played = [Self::Extend, Self::EnsureReady, Self::Confirm, Self::Relay];
                 played.contains(&other) || [Self::KeyLoss, Self::FailOver, Self::Forget].contains(&other)
             }
             _ => true,
