@@ -162,7 +162,7 @@ async fn a_hold_is_extended_up_to_the_maximum_after_its_claim() {
 #[tokio::test]
 async fn an_extension_applies_the_current_hold_of_the_campaign() {
     let held = Held::start(CoreOptions::default()).await;
-    held.core.patch("demo", json!({"hold_seconds": 60})).await.expect(200);
+    held.core.patch("demo", json!({"hold_seconds": 300})).await.expect(200);
     assert_eq!(held.extended_until_s().await, HOLD_S, "no hold is shortened");
     held.core.patch("demo", json!({"hold_seconds": 7200})).await.expect(200);
     assert_eq!(held.extended_until_s().await, 7200);
