@@ -1,3 +1,5 @@
+use claimgate_shared::ClaimStatus;
+
 use super::*;
 use crate::domain::claim_record::put_be;
 
@@ -66,4 +68,26 @@ fn a_not_ready_reply_carries_its_reason() {
     assert_eq!(sold_out(reply("epoch")).unwrap().err(), Some(NotReadyReason::Epoch));
     assert_eq!(transitioned(reply("missing")).unwrap().err(), Some(NotReadyReason::Missing));
     assert!(read(reply("tired")).is_err());
+}
+
+#[test]
+fn a_transition_replies_with_the_claim_as_it_is_now() {
+    let record = ClaimRecord {
+        digest: [9; 16],
+        status: ClaimStatus::Held,
+        revision: 65,
+        quantity: 1,
+        sequence: 3,
+        claimed_at: timestamp(1_700_000_000_000).unwrap(),
+        expires_at: timestamp(1_700_000_600_000),
+        day: 19_675,
+    };
+    let mut packed = Vec::new();
+    record.write(&mut packed);
+    for (word, extended_too_often) in [("transitioned", false), ("extended_too_often", true)] {
+        let reply = Value::Array(vec![text(word), Value::BulkString(packed.clone()), Value::Int(70)]);
+        let expected = TransitionReply { record, events: 70, extended_too_often };
+        assert_eq!(transitioned(reply).unwrap().unwrap(), Some(expected));
+    }
+    assert!(transitioned(Value::Array(vec![text("extended")])).is_err());
 }
