@@ -68,13 +68,13 @@ impl SqlStore {
             Next::ExtendedTooOften => Ok(Transitioned::ExtendedTooOften(row.claim)),
             Next::Changed(status, expires_at) => {
                 let after = Claim { status, expires_at, ..row.claim.clone() };
-                self.change(transaction, &row.claim, after, by, now).await
+                self.replace(transaction, &row.claim, after, by, now).await
             }
         }
     }
 
     /// Replaces the claim `before`, whose campaign's row is locked, by `after`, and commits `transaction`.
-    async fn change(
+    async fn replace(
         &self,
         mut transaction: Transaction,
         before: &Claim,
