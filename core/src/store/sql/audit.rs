@@ -73,12 +73,11 @@ impl<'a> ClaimChange<'a> {
 
     /// Returns the columns in the order of `write_claims`.
     fn columns(&self, number: i64) -> impl serde::Serialize {
-        let [what, before, after] = match self.extension {
-            Some([from, to]) => ["extend".to_owned(), hold_until(from), hold_until(to)],
-            None => {
-                let what = if self.after == ClaimStatus::Granted { "confirm" } else { "return" };
-                [what, self.before.as_str(), self.after.as_str()].map(str::to_owned)
-            }
+        let [what, before, after] = if let Some([from, to]) = self.extension {
+            ["extend".to_owned(), hold_until(from), hold_until(to)]
+        } else {
+            let what = if self.after == ClaimStatus::Granted { "confirm" } else { "return" };
+            [what, self.before.as_str(), self.after.as_str()].map(str::to_owned)
         };
         (
             number,
