@@ -120,7 +120,12 @@ impl Generator {
         // Other seeds make the choices that they made before there were passes and extensions.
         let has_passes = matches!(seed % 5, 1 | 2);
         let (generator, rules) = Self::new(&mut rng, has_passes);
-        (rng, Self { extends: seed.is_multiple_of(2), ..generator }, rules)
+        if !seed.is_multiple_of(2) {
+            return (rng, generator, rules);
+        }
+        // Holds that are neither over at the next step of the clock nor longer than the maximum.
+        let rules = Rules { hold_ms: Some(900 * SECOND_MS), ..rules };
+        (rng, Self { extends: true, ..generator }, rules)
     }
 
     fn new(rng: &mut Rng, has_passes: bool) -> (Self, Rules) {
