@@ -8,9 +8,9 @@ use claimgate_shared::Timestamp;
 use support::RedisView;
 use support::inspect::{key, user_counters};
 
+use super::operations::CAMPAIGN;
 use super::reference::{Claim, Id, Model, View};
 use super::run::same;
-use super::system::CAMPAIGN;
 use super::words;
 
 type Fields = BTreeMap<Vec<u8>, Vec<u8>>;

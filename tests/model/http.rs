@@ -13,14 +13,13 @@ use support::wait::holds;
 use support::{Core, CoreOptions, Reply, SOON, Servers, eventually};
 
 use super::compare;
-use super::operations::{ClaimAttempt, Generator, Operation};
+use super::operations::{CAMPAIGN, ClaimAttempt, Generator, Operation};
 use super::reference::{
     AdminState, Answer, Attempt, HELD_MS_MAX, Left, Model, Pass, Rules, Status, Transition, Transitioned,
     View,
 };
 use super::rng::Rng;
 use super::run::same;
-use super::system::{CAMPAIGN, claim_id, model_id};
 
 /// Statistics of a run.
 #[derive(Debug, Default)]
@@ -160,7 +159,7 @@ impl Run {
     /// Returns the model's answers to the same claim sent `times` times.
     fn expected(&mut self, attempt: &ClaimAttempt, times: usize) -> Vec<Answer> {
         // A back end's token counts as a pass.
-        let sent = Attempt { id: model_id(attempt), quantity: attempt.quantity, pass: Pass::Shown };
+        let sent = Attempt { id: attempt.model_id(), quantity: attempt.quantity, pass: Pass::Shown };
         let sent = vec![sent; times];
         let answers = self.model.claim_all(self.clock.now_ms(), &sent);
         if let Some(Answer::Taken(..)) = answers.first() {
@@ -175,8 +174,8 @@ impl Run {
             Transition::Return => "return",
             Transition::Extend => "extend",
         };
-        let expected = self.model.transition(self.clock.now_ms(), &model_id(attempt), transition);
-        let path = format!("/internal/v1/claims/{}/{verb}", claim_id(attempt));
+        let expected = self.model.transition(self.clock.now_ms(), &attempt.model_id(), transition);
+        let path = format!("/internal/v1/claims/{}/{verb}", attempt.claim_id());
         let reply = answered(&self.core, Method::POST, &path, &Value::Null).await;
         let is_refused = |answer: Transitioned| {
             let is_over = matches!(answer.view.status, Status::Expired | Status::Returned);
@@ -193,8 +192,8 @@ impl Run {
     }
 
     async fn look_up(&mut self, attempt: &ClaimAttempt) -> Result<(), String> {
-        let expected = self.model.claims.get(&model_id(attempt)).map(|claim| claim.view);
-        let path = format!("/internal/v1/claims/{}", claim_id(attempt));
+        let expected = self.model.claims.get(&attempt.model_id()).map(|claim| claim.view);
+        let path = format!("/internal/v1/claims/{}", attempt.claim_id());
         let reply = answered(&self.core, Method::GET, &path, &Value::Null).await;
         same(&expected, &(reply.status == 200).then(|| view(&reply.json()["claim"])))
     }
@@ -271,7 +270,7 @@ impl Run {
                 redis.query::<u64>(&["UNLINK", &support::inspect::key(CAMPAIGN, what)]).await;
             }
         }
-        let path = format!("/internal/v1/claims/{}", claim_id(&ClaimAttempt::probe()));
+        let path = format!("/internal/v1/claims/{}", ClaimAttempt::probe().claim_id());
         answered(&self.core, Method::GET, &path, &Value::Null).await.expect(404);
         self.compare().await
     }

@@ -1,17 +1,20 @@
 //! The operations on a campaign, and their random choice, which favours edge cases.
 
+use claimgate_shared::{ClaimId, ClaimRequest};
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 
-use super::reference::{AdminState, Limits, Model, Pass, Rules, Transition};
+use super::reference::{AdminState, Id, Limits, Model, Pass, Rules, Transition};
 use super::rng::Rng;
-use super::system::model_id;
 
 const SECOND_MS: i64 = 1000;
 const HOUR_MS: i64 = 3_600_000;
 const DAY_MS: i64 = 24 * HOUR_MS;
 /// Number of holds that accumulate before all become due.
 const CROWD: usize = 270;
+
+/// The campaign's id.
+pub const CAMPAIGN: &str = "model";
 
 /// Time zones with offsets of whole hours and fractions, ahead and behind, with and without daylight saving
 /// time.
@@ -43,6 +46,26 @@ impl ClaimAttempt {
     /// Creates a claim of a user who never claims otherwise.
     pub fn probe() -> Self {
         Self::of("probe", "probe")
+    }
+
+    /// Returns the request that core receives.
+    pub fn request(&self) -> ClaimRequest {
+        ClaimRequest {
+            campaign_id: CAMPAIGN.parse().expect("an id"),
+            user_id: self.user.parse().expect("an id"),
+            quantity: self.quantity.try_into().expect("a quantity"),
+            idempotency_key: self.key.parse().expect("a key"),
+        }
+    }
+
+    /// Returns the claim's id.
+    pub fn claim_id(&self) -> ClaimId {
+        self.request().claim_id()
+    }
+
+    /// Returns the claim's id in the model.
+    pub fn model_id(&self) -> Id {
+        (self.user.clone(), self.claim_id().digest)
     }
 }
 
@@ -287,7 +310,7 @@ impl Generator {
     fn held_or_not(&self, rng: &mut Rng, model: &Model) -> ClaimAttempt {
         let held = (0..10)
             .filter_map(|_| rng.one_of(&self.granted))
-            .find(|attempt| model.is_held(&model_id(attempt)))
+            .find(|attempt| model.is_held(&attempt.model_id()))
             .cloned();
         held.unwrap_or_else(|| self.known_or_not(rng))
     }

@@ -11,7 +11,7 @@ use super::compare;
 use super::operations::{ClaimAttempt, Generator, Operation};
 use super::reference::{Answer, Attempt, Model};
 use super::rng::Rng;
-use super::system::{System, model_id};
+use super::system::System;
 
 /// Number of operations printed when a run fails.
 const HISTORY_MAX: usize = 20;
@@ -126,7 +126,7 @@ impl Run {
             Operation::ClaimsInCrash(attempts, yields) => self.claims_in_crash(&attempts, yields).await,
             Operation::Transition(attempt, transition) => {
                 self.tally.transitions += 1;
-                let expected = self.model.transition(now, &model_id(&attempt), transition);
+                let expected = self.model.transition(now, &attempt.model_id(), transition);
                 same(&expected, &self.system.transition(&attempt, transition).await?)
             }
             Operation::LookUp(attempt) => self.look_up(&attempt).await,
@@ -254,7 +254,7 @@ impl Run {
         let (counters, view) = self.system.look_up(attempt).await?;
         let found = (counters.now.as_ms(), counters.version.get(), counters.taken, counters.sequence, view);
         let model = &self.model;
-        let expected = model.claims.get(&model_id(attempt)).map(|claim| claim.view);
+        let expected = model.claims.get(&attempt.model_id()).map(|claim| claim.view);
         let now = self.system.clock.now_ms();
         same(&(now, model.rules.version, model.taken, model.sequence, expected), &found)
     }
@@ -435,7 +435,7 @@ fn decide(model: &mut Model, now: i64, listed: &[Attempt]) -> Vec<Answer> {
 
 fn listed(attempts: &[ClaimAttempt]) -> Vec<Attempt> {
     let listed = attempts.iter().map(|attempt| Attempt {
-        id: model_id(attempt),
+        id: attempt.model_id(),
         quantity: attempt.quantity,
         pass: attempt.pass,
     });

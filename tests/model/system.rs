@@ -36,12 +36,10 @@ use tokio::task::{JoinHandle, yield_now};
 use tokio::time::Instant;
 
 use super::failure::Failure;
-use super::operations::ClaimAttempt;
-use super::reference::{AdminState, Answer, HELD_MS_MAX, Id, Pass, Rules, Transition, Transitioned, View};
+use super::operations::{CAMPAIGN, ClaimAttempt};
+use super::reference::{AdminState, Answer, HELD_MS_MAX, Pass, Rules, Transition, Transitioned, View};
 use super::words;
 
-/// The id of the campaign.
-pub const CAMPAIGN: &str = "model";
 const HELD_MAX: Duration = Duration::from_millis(HELD_MS_MAX.unsigned_abs());
 
 /// The Redis, SQL and core of one campaign.
@@ -152,14 +150,16 @@ impl System {
 
     /// Sends claims concurrently; `Err` if any has no decision.
     pub async fn claims(&self, attempts: &[ClaimAttempt]) -> Result<Vec<Answer>, Failure> {
-        let requests: Vec<_> = attempts.iter().map(request).collect();
+        let requests: Vec<_> =
+            attempts.iter().map(|attempt| (attempt.request(), shown_pass(attempt.pass))).collect();
         let decisions = requests.iter().map(|(request, pass)| self.core.claim(request, *pass));
         self.record(answers(join_all(decisions).await))
     }
 
     /// Sends the same claims until all have a decision.
     pub async fn claims_until_decided(&self, attempts: &[ClaimAttempt]) -> Vec<Answer> {
-        let requests: Vec<_> = attempts.iter().map(request).collect();
+        let requests: Vec<_> =
+            attempts.iter().map(|attempt| (attempt.request(), shown_pass(attempt.pass))).collect();
         eventually(SOON, || async {
             self.is_connected().await;
             let decisions = requests.iter().map(|(request, pass)| self.core.claim(request, *pass));
@@ -182,7 +182,8 @@ impl System {
         attempts: &[ClaimAttempt],
         yields: u32,
     ) -> Result<Vec<Answer>, Failure> {
-        let requests: Vec<_> = attempts.iter().map(request).collect();
+        let requests: Vec<_> =
+            attempts.iter().map(|attempt| (attempt.request(), shown_pass(attempt.pass))).collect();
         let decisions = requests.iter().map(|(request, pass)| self.core.claim(request, *pass));
         let redis = &mut self.redis;
         let killed = async {
@@ -219,7 +220,7 @@ impl System {
             Transition::Return => ClaimTransition::Return,
             Transition::Extend => ClaimTransition::Extend { held_max: HELD_MAX },
         };
-        let (core, id) = (&self.core, claim_id(attempt));
+        let (core, id) = (&self.core, attempt.claim_id());
         let stores = &core.engine.stores;
         let changed =
             self.answered(async || stores.transition(&core.handle, &id, transition, "model").await).await;
@@ -229,7 +230,7 @@ impl System {
 
     /// Reads the claim and the counters from Redis.
     pub async fn look_up(&self, attempt: &ClaimAttempt) -> Result<(Counters, Option<View>), Failure> {
-        let (counters, record) = self.read(Some(&claim_id(attempt))).await?;
+        let (counters, record) = self.read(Some(&attempt.claim_id())).await?;
         Ok((counters, record.as_ref().map(words::record_view)))
     }
 
@@ -421,29 +422,12 @@ fn answers(decisions: Vec<Result<Decision, EngineError>>) -> Result<Vec<Answer>,
     decisions.into_iter().map(|decision| Ok(words::answer(&decision?))).collect()
 }
 
-/// Returns the model's id of a claim.
-pub fn model_id(attempt: &ClaimAttempt) -> Id {
-    (attempt.user.clone(), claim_id(attempt).digest)
-}
-
-/// Returns the claim's id.
-pub fn claim_id(attempt: &ClaimAttempt) -> ClaimId {
-    request(attempt).0.claim_id()
-}
-
-fn request(attempt: &ClaimAttempt) -> (ClaimRequest, Option<ShownPass>) {
-    let pass = match attempt.pass {
+fn shown_pass(pass: Pass) -> Option<ShownPass> {
+    match pass {
         Pass::Missing => None,
         Pass::Shown => Some(ShownPass::UNLIMITED),
         Pass::Units(units) => Some(ShownPass { units: NonZeroU32::new(units) }),
-    };
-    let request = ClaimRequest {
-        campaign_id: CAMPAIGN.parse().expect("an id"),
-        user_id: attempt.user.parse().expect("an id"),
-        quantity: attempt.quantity.try_into().expect("a quantity"),
-        idempotency_key: attempt.key.parse().expect("a key"),
-    };
-    (request, pass)
+    }
 }
 
 fn change_at(ms: i64) -> Change<'static> {
