@@ -1,23 +1,25 @@
--- transition: confirms, returns or extends one claim. Each transition takes effect once, regardless of the number and order of
--- requests. The campaign's window and admin state do not matter.
+-- transition: confirms, returns or extends one claim. A confirmation, a return and an expiry take effect once, regardless
+-- of the number and order of requests; a repeated extension gains nothing. The campaign's window and admin state do not
+-- matter.
 --
 -- KEYS  as in prelude.lua
--- ARGV  1-2 as in prelude.lua, 3 'confirm', 'return' or 'extend', 4 user id, 5 digest (16 bytes), 6 the caller's name, for the
---       audit (an expiry is not recorded under it); 7 how long a claim may be held in total, in ms; 8 the call's traceparent,
---       only if it is traced
+-- ARGV  1-2 as in prelude.lua, 3 'confirm', 'return' or 'extend', 4 user id, 5 digest (16 bytes), 6 the caller's name,
+--       for the audit (an expiry is not recorded under it); 7 how long after its claim an extended hold may end, in ms;
+--       8 maximum of the backlog (events) for an extension; 9 the call's traceparent, only if it is traced
 --
 -- Replies
---   {'transitioned', claim's record, events so far}         the claim as it is now; its status shows whether the request
---                                                           succeeded: a hold that is due expires instead
---   {'extended_too_often', claim's record, events so far}   the hold was extended the maximum number of times: unchanged
+--   {'transitioned', claim's record, events so far}         the claim as it is now; its status shows whether the
+--                                                           request succeeded: a hold that is due expires instead
+--   {'extended_too_often', claim's record, events so far}   unchanged: the hold was extended the maximum number of times
+--   {'outbox_full', claim's record, events so far}          unchanged: an extension, and the backlog is full
 --   {'unknown'}                                             there is no such claim
 --   {'not_ready', why}                                      as in claim.lua
 
--- Limits of extensions, which core/src/domain/claim_transition.rs repeats. Smaller gains write nothing, so that callers may
--- extend often. Only extensions raise the revision of a held claim, which starts at 1: no counter is needed.
+-- Limits of extensions, which core/src/domain/claim_transition.rs repeats. Smaller gains write nothing, so that callers
+-- may extend often. Only extensions raise the revision of a held claim, which starts at 1: no counter is needed.
 local EXTENSION_MS_MIN, EXTENSIONS_MAX = 10000, 64
 
-local user_id, digest, caller_name, traceparent = ARGV[4], ARGV[5], ARGV[6], ARGV[8]
+local user_id, digest, caller_name, traceparent = ARGV[4], ARGV[5], ARGV[6], ARGV[9]
 local state, record = unpack(redis.call('HMGET', users_key, STATE, user_id))
 local campaign, why = open_campaign(state)
 if not campaign then return { 'not_ready', why } end
@@ -48,6 +50,11 @@ local function extend()
   if expires_at - claim.expires_at < EXTENSION_MS_MIN then return end
   if claim.revision > EXTENSIONS_MAX then
     reply = 'extended_too_often'
+    return
+  end
+  -- Confirmations and returns are few for each claim and must succeed; extensions could fill the outbox.
+  if campaign.backlog >= tonumber(ARGV[8]) then
+    reply = 'outbox_full'
     return
   end
   -- Not `by`: an earlier version would record the extension as a return.

@@ -171,6 +171,22 @@ async fn an_extension_applies_the_current_hold_of_the_campaign() {
     assert_eq!(held.row().await, (2, Some(7200)));
 }
 
+/// A back end that extends thousands of holds while SQL does not respond must not fill Redis' memory.
+#[tokio::test]
+async fn a_full_outbox_rejects_extensions_but_not_confirmations() {
+    let mut held = Held::start(CoreOptions::default().with("CLAIMGATE_OUTBOX_MAX", "2")).await;
+    held.row().await;
+    // Simulate a relay that has fallen behind.
+    held.redis.view().await.set_counter("demo", "backlog", 2).await;
+    held.set_s(9).await;
+    assert_eq!(held.extended_until_s().await, HOLD_S, "nothing would be written");
+    held.set_s(10).await;
+    let refused = held.core.once().transition(&claim_id("demo", "alice", "k"), "extend").await;
+    refused.refused(503, "overloaded");
+    assert_eq!(held.expiry_s(&held.look_up().await), HOLD_S);
+    assert_eq!(held.transition("confirm").await.expect(200).json()["claim"]["status"], "granted");
+}
+
 #[tokio::test]
 async fn a_claim_that_is_not_held_is_answered_as_by_confirm() {
     let held = Held::start(CoreOptions::default()).await;
@@ -204,7 +220,7 @@ async fn the_edge_and_viewers_may_not_extend_a_hold() {
     assert_eq!(held.row().await, (1, Some(HOLD_S)));
 }
 
-/// The feed, webhooks and the audit follow the row in SQL.
+/// The feed and the audit follow the row in SQL.
 async fn an_extension_is_in_the_feed_and_the_audit(core: &Core) {
     let mut body = campaign("demo", json!({}));
     body["hold_seconds"] = json!(HOLD_S);

@@ -146,7 +146,7 @@ impl Generator {
         if !seed.is_multiple_of(2) {
             return (rng, generator, rules);
         }
-        // Holds that are neither over at the next step of the clock nor longer than the maximum.
+        // Such holds last beyond the next step of the clock, but not beyond the maximum.
         let rules = Rules { hold_ms: Some(900 * SECOND_MS), ..rules };
         (rng, Self { extends: true, ..generator }, rules)
     }

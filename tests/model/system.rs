@@ -218,7 +218,7 @@ impl System {
         let transition = match transition {
             Transition::Confirm => ClaimTransition::Confirm,
             Transition::Return => ClaimTransition::Return,
-            Transition::Extend => ClaimTransition::Extend { held_max: HELD_MAX },
+            Transition::Extend => ClaimTransition::Extend { max: HELD_MAX },
         };
         let (core, id) = (&self.core, attempt.claim_id());
         let stores = &core.engine.stores;

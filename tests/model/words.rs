@@ -2,7 +2,7 @@
 
 use claimgate_core::domain::claim_record::ClaimRecord;
 use claimgate_core::engine::claim::batcher::Decision;
-use claimgate_core::store::redis::scripts::replies::TransitionReply;
+use claimgate_core::store::redis::scripts::replies::{RejectedExtension, TransitionReply};
 use claimgate_shared::{Claim as CoreClaim, ClaimStatus, Denial, Outcome, Timestamp};
 
 use super::reference::{Answer, Claim, Left, Status, Transitioned, View};
@@ -52,8 +52,12 @@ pub fn status(status: ClaimStatus) -> Status {
 
 /// Returns the reply to a transition as the model would answer.
 pub fn transitioned(reply: &TransitionReply) -> Transitioned {
-    let TransitionReply { record, extended_too_often, .. } = reply;
-    Transitioned { view: record_view(record), extended_too_often: *extended_too_often }
+    let extended_too_often = match reply.rejected {
+        None => false,
+        Some(RejectedExtension::TooOften) => true,
+        Some(RejectedExtension::OutboxFull) => panic!("the outbox is never full"),
+    };
+    Transitioned { view: record_view(&reply.record), extended_too_often }
 }
 
 /// Returns a claim's record as callers see it.

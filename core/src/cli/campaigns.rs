@@ -211,7 +211,7 @@ pub struct UpdateArgs {
     /// When it closes, or "none"
     #[arg(long, value_name = "TIME")]
     ends_at: Option<EndArg>,
-    /// Hold claims made from now on for this long until they are confirmed, or "none"
+    /// Hold claims made or extended from now on for this long until they are confirmed, or "none"
     #[arg(long, value_name = "SECONDS")]
     hold_seconds: Option<LimitArg>,
     /// Require a pass: "always", until a TIME (a presale), or "none"

@@ -19,8 +19,8 @@ pub enum ClaimTransition {
     Return,
     /// A held claim expires later.
     Extend {
-        /// Maximum time for which a claim may be held in total.
-        held_max: Duration,
+        /// Maximum time from the claim to the end of its extended hold.
+        max: Duration,
     },
 }
 
@@ -34,11 +34,11 @@ impl ClaimTransition {
         }
     }
 
-    /// Returns the maximum time for which `transition.lua` may hold the claim, in milliseconds.
-    pub fn held_max_ms(self) -> u64 {
+    /// Returns the maximum time from the claim to the end of its extended hold, in milliseconds.
+    pub fn extension_max_ms(self) -> u64 {
         match self {
             Self::Confirm | Self::Return => 0,
-            Self::Extend { held_max } => u64::try_from(held_max.as_millis()).unwrap_or(u64::MAX),
+            Self::Extend { max } => u64::try_from(max.as_millis()).unwrap_or(u64::MAX),
         }
     }
 }
@@ -55,18 +55,18 @@ pub enum Extension {
 }
 
 impl Extension {
-    /// Applies the rule to a held claim of this `revision` at `now`, as `transition.lua` does: the claim is held for
-    /// `hold_seconds` from now, but not for longer than `held_max` in total.
+    /// Applies the rule to a held claim of this `revision` at `now`, as `transition.lua` does: the hold ends
+    /// `hold_seconds` from now, but at most `max` after the claim.
     pub fn of(
         claim: &Claim,
         revision: u64,
         hold_seconds: Option<NonZeroU32>,
-        held_max: Duration,
+        max: Duration,
         now: Timestamp,
     ) -> Self {
-        let held_max_ms = i64::try_from(held_max.as_millis()).unwrap_or(i64::MAX);
+        let max_ms = i64::try_from(max.as_millis()).unwrap_or(i64::MAX);
         let hold_ms = hold_seconds.map_or(0, |seconds| i64::from(seconds.get()) * 1000);
-        let until = now.saturating_add_ms(hold_ms).min(claim.claimed_at.saturating_add_ms(held_max_ms));
+        let until = now.saturating_add_ms(hold_ms).min(claim.claimed_at.saturating_add_ms(max_ms));
         let gained_ms = claim.expires_at.map_or(0, |expires_at| until.as_ms() - expires_at.as_ms());
         if gained_ms < EXTENSION_MS_MIN {
             Self::Unchanged
@@ -110,8 +110,8 @@ mod tests {
         Timestamp::from_ms(CLAIMED_MS + seconds * 1000).unwrap()
     }
 
-    fn extended(revision: u64, held_max: Duration, now_s: i64) -> Extension {
-        Extension::of(&held(), revision, NonZeroU32::new(60), held_max, at_s(now_s))
+    fn extended(revision: u64, max: Duration, now_s: i64) -> Extension {
+        Extension::of(&held(), revision, NonZeroU32::new(60), max, at_s(now_s))
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub struct OutboxEntry {
 }
 
 impl OutboxEntry {
-    /// Creates an entry that no caller is named in.
+    /// Creates an entry that names no caller.
     pub fn new(id: String, epoch: Epoch, count: u64, events: Vec<ClaimEvent>) -> Self {
         Self { id, epoch, count, events, by: None, extended_from: None, trace: None }
     }

@@ -85,7 +85,9 @@ impl Stores {
         by: &str,
     ) -> Result<Option<TransitionReply>, StoreError> {
         let trace = Trace::current().map(|trace| trace.traceparent());
-        let reply = self.call(handle, &Transition { id, transition, by, trace: trace.as_deref() }).await?;
+        let outbox_max = self.redis.outbox_max();
+        let call = Transition { id, transition, by, outbox_max, trace: trace.as_deref() };
+        let reply = self.call(handle, &call).await?;
         if let Some(TransitionReply { record, events, .. }) = reply {
             handle.observe(HighWaterMark { sequence: record.sequence, events });
         }

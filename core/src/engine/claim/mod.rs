@@ -24,14 +24,14 @@ use crate::domain::claim_record::ClaimRecord;
 use crate::domain::claim_transition::ClaimTransition;
 use crate::domain::not_ready::NotReadyReason;
 use crate::store::redis::RedisStoreError;
-use crate::store::redis::scripts::replies::Malformed;
+use crate::store::redis::scripts::replies::{Malformed, RejectedExtension, TransitionReply};
 use crate::store::sql::{ClaimCursor, ClaimFilter, ClaimPage, ClaimRow, Transitioned};
 
 /// Decides, reads, confirms, returns and extends claims.
 #[derive(Debug)]
 pub struct Claims {
     pub(super) campaigns: Campaigns,
-    /// Maximum time for which a claim may be held in total.
+    /// Maximum time from a claim to the end of its extended hold.
     pub(super) hold_extension_max: Duration,
     /// Collects concurrent claims into one script call.
     pub batcher: Arc<ClaimBatcher>,
@@ -148,7 +148,7 @@ impl Claims {
     /// [`EngineError::ClaimStands`] if the claim has expired, or has been returned or revoked;
     /// [`EngineError::ExtendedTooOften`].
     pub async fn extend(&self, id: ClaimId, by: &str, now: Timestamp) -> Result<Claim, EngineError> {
-        let extend = ClaimTransition::Extend { held_max: self.hold_extension_max };
+        let extend = ClaimTransition::Extend { max: self.hold_extension_max };
         taking_units(self.transition(id, extend, by, now).await?)
     }
 
@@ -191,13 +191,15 @@ impl Claims {
             }
         }
         let reply = self.campaigns.stores.transition(&handle, &id, transition, by).await?;
-        self.batcher.invalidate(&id.campaign);
-        if let Some(reply) = reply {
-            let claim = claim_from_record(id, &reply.record, None)?;
-            return if reply.extended_too_often {
-                Err(EngineError::ExtendedTooOften(Box::new(claim)))
-            } else {
-                Ok(claim)
+        if let Some(TransitionReply { record, rejected, .. }) = reply {
+            if !takes_units(record.status) {
+                self.batcher.invalidate(&id.campaign);
+            }
+            let claim = claim_from_record(id, &record, None)?;
+            return match rejected {
+                None => Ok(claim),
+                Some(RejectedExtension::TooOften) => Err(EngineError::ExtendedTooOften(Box::new(claim))),
+                Some(RejectedExtension::OutboxFull) => Err(EngineError::OutboxFull),
             };
         }
         // The claim is not in Redis: it was revoked, or Redis has lost it. SQL shows which.
@@ -220,12 +222,13 @@ impl Claims {
     }
 }
 
+fn takes_units(status: ClaimStatus) -> bool {
+    matches!(status, ClaimStatus::Granted | ClaimStatus::Held)
+}
+
 /// Returns `claim` if it takes units.
 fn taking_units(claim: Claim) -> Result<Claim, EngineError> {
-    match claim.status {
-        ClaimStatus::Granted | ClaimStatus::Held => Ok(claim),
-        _ => Err(EngineError::ClaimStands(Box::new(claim))),
-    }
+    if takes_units(claim.status) { Ok(claim) } else { Err(EngineError::ClaimStands(Box::new(claim))) }
 }
 
 /// Converts a `record` from Redis to the claim `id`.

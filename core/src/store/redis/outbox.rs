@@ -117,11 +117,11 @@ fn entry((id, fields): &RawEntry, layout: OutboxLayout) -> Option<OutboxEntry> {
     let claims = layout.converted(field("claims")?);
     let mut events = events(std::str::from_utf8(field("users")?).ok()?, &claims, timestamp(at)?)?;
     fill_guards(&mut events, state::limit(total), taken)?;
-    // Entries of earlier versions have no `by`. A name that is not UTF-8 must not make the entry malformed.
-    let by = field("by").or_else(|| field("extended_by"));
-    let by = by.map(|name| String::from_utf8_lossy(name).into_owned());
     let text = |name: &str| field(name).and_then(|text| String::from_utf8(text.to_vec()).ok());
     let extended_from = text("extended_from").and_then(|ms| timestamp(ms.parse().ok()?));
+    // Entries of earlier versions have no `by`. A name that is not UTF-8 must not make the entry malformed.
+    let by = field(if extended_from.is_some() { "extended_by" } else { "by" });
+    let by = by.map(|name| String::from_utf8_lossy(name).into_owned());
     let (epoch, trace) = (Epoch::new(epoch), text("traceparent"));
     Some(OutboxEntry { id: id.clone(), epoch, count, events, by, extended_from, trace })
 }

@@ -291,7 +291,7 @@ impl SqlStore {
 
 fn campaign_entry(row: &AnyRow) -> Result<AuditItem, SqlError> {
     let version = Version::new(unsigned(row.try_get("version")?)?);
-    Ok(AuditItem { version: Some(version), ..shared_columns(row, rules)? })
+    Ok(AuditItem { version: Some(version), ..shared_columns(row, parse_state)? })
 }
 
 fn claim_entry(row: &AnyRow) -> Result<AuditItem, SqlError> {
@@ -311,16 +311,16 @@ fn of_claim(row: &AnyRow, item: AuditItem) -> Result<AuditItem, SqlError> {
 }
 
 fn webhook_entry(row: &AnyRow) -> Result<AuditItem, SqlError> {
-    Ok(AuditItem { webhook_id: Some(row.try_get("webhook_id")?), ..shared_columns(row, rules)? })
+    Ok(AuditItem { webhook_id: Some(row.try_get("webhook_id")?), ..shared_columns(row, parse_state)? })
 }
 
 /// Reads the shared columns of an entry whose states are JSON.
 fn entry(row: &AnyRow) -> Result<AuditItem, SqlError> {
-    shared_columns(row, rules)
+    shared_columns(row, parse_state)
 }
 
 /// Parses the rules of a campaign, the state of a webhook or hold, or user ids.
-fn rules(text: &str) -> Result<Value, SqlError> {
+fn parse_state(text: &str) -> Result<Value, SqlError> {
     serde_json::from_str(text).map_err(unreadable)
 }
 

@@ -157,17 +157,17 @@ impl SqlStore {
     }
 }
 
-/// What a transition does to a claim.
+/// The effect of a transition on a claim.
 enum Next {
-    /// Nothing.
+    /// The claim stays as it is.
     Stands,
-    /// Nothing: the hold was extended too often.
+    /// The claim stays as it is, because the hold was extended too often.
     ExtendedTooOften,
     /// The claim gets this status and expiry.
     Changed(ClaimStatus, Option<Timestamp>),
 }
 
-/// Returns what `transition` does to the claim of `row`. The campaign holds new claims for `hold_seconds`.
+/// Returns the effect of `transition` on the claim of `row`. The campaign holds new claims for `hold_seconds`.
 fn next_state(
     row: &ClaimRow,
     transition: ClaimTransition,
@@ -184,8 +184,8 @@ fn next_state(
         (ClaimStatus::Held | ClaimStatus::Granted, ClaimTransition::Return) => {
             Next::Changed(ClaimStatus::Returned, expires_at)
         }
-        (ClaimStatus::Held, ClaimTransition::Extend { held_max }) => {
-            match Extension::of(claim, row.revision, hold_seconds, held_max, now) {
+        (ClaimStatus::Held, ClaimTransition::Extend { max }) => {
+            match Extension::of(claim, row.revision, hold_seconds, max, now) {
                 Extension::Until(until) => Next::Changed(ClaimStatus::Held, Some(until)),
                 Extension::Unchanged => Next::Stands,
                 Extension::TooOften => Next::ExtendedTooOften,

@@ -99,6 +99,8 @@ pub struct Transition<'a> {
     pub transition: ClaimTransition,
     /// The caller's name, for the audit.
     pub by: &'a str,
+    /// Maximum number of events in the outbox; beyond it extensions are rejected.
+    pub outbox_max: u64,
     /// The call's trace context, as in [`Claim`].
     pub trace: Option<&'a str>,
 }
@@ -114,7 +116,7 @@ impl CampaignCall for Transition<'_> {
 
     fn arguments(&self, call: &mut ScriptCall) {
         call.arg(self.transition.as_str()).arg(self.id.user.as_str()).arg(&self.id.digest[..]).arg(self.by);
-        call.arg(self.transition.held_max_ms());
+        call.arg(self.transition.extension_max_ms()).arg(self.outbox_max);
         if let Some(trace) = self.trace {
             call.arg(trace);
         }

@@ -396,22 +396,32 @@ pub struct TransitionReply {
     pub record: ClaimRecord,
     /// The campaign's event count.
     pub events: u64,
-    /// Whether nothing was changed because the hold was extended too often.
-    pub extended_too_often: bool,
+    /// Why an extension was rejected; `None` if the record shows the result.
+    pub rejected: Option<RejectedExtension>,
+}
+
+/// Why an extension changed nothing, although it would have gained time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RejectedExtension {
+    /// The hold was extended the maximum number of times.
+    TooOften,
+    /// The outbox has the maximum number of events.
+    OutboxFull,
 }
 
 /// Parses the reply of `transition.lua`; `None` if there is no such claim.
 pub fn transitioned(reply: Value) -> Result<Ready<Option<TransitionReply>>, Malformed> {
     let mut parts = Parts::of(reply)?;
-    let extended_too_often = match parts.text()?.as_str() {
+    let rejected = match parts.text()?.as_str() {
         "not_ready" => return Ok(Err(parts.reason()?)),
         "unknown" => return Ok(Ok(None)),
-        "transitioned" => false,
-        "extended_too_often" => true,
+        "transitioned" => None,
+        "extended_too_often" => Some(RejectedExtension::TooOften),
+        "outbox_full" => Some(RejectedExtension::OutboxFull),
         other => return Err(Malformed(other.to_owned())),
     };
     let record = ClaimRecord::read(&parts.bytes()?).ok_or_else(|| Malformed("record".to_owned()))?;
-    Ok(Ok(Some(TransitionReply { record, events: parts.number()?, extended_too_often })))
+    Ok(Ok(Some(TransitionReply { record, events: parts.number()?, rejected })))
 }
 
 /// The reply of `suspend.lua`.

@@ -84,9 +84,13 @@ fn a_transition_replies_with_the_claim_as_it_is_now() {
     };
     let mut packed = Vec::new();
     record.write(&mut packed);
-    for (word, extended_too_often) in [("transitioned", false), ("extended_too_often", true)] {
+    for (word, rejected) in [
+        ("transitioned", None),
+        ("extended_too_often", Some(RejectedExtension::TooOften)),
+        ("outbox_full", Some(RejectedExtension::OutboxFull)),
+    ] {
         let reply = Value::Array(vec![text(word), Value::BulkString(packed.clone()), Value::Int(70)]);
-        let expected = TransitionReply { record, events: 70, extended_too_often };
+        let expected = TransitionReply { record, events: 70, rejected };
         assert_eq!(transitioned(reply).unwrap().unwrap(), Some(expected));
     }
     assert!(transitioned(Value::Array(vec![text("extended")])).is_err());
