@@ -190,7 +190,7 @@ async fn an_eviction_completes_when_a_replica_has_it() {
     let left = ["HSET", &key, "token", &token.to_string(), "phase", "suspended"];
     assert_eq!(redis.query::<u64>(&left).await, 2);
     sql.run("UPDATE campaigns SET keys_dropped = 0".to_owned()).await;
-    core.until_logged(SOON, &["keys of evicted campaigns are not dropped"]).await;
+    core.until_logged(SOON, &["dropping the keys of evicted campaigns"]).await;
     assert_eq!(redis.query::<u64>(&["EXISTS", &key]).await, 0, "the primary must have removed it");
     assert_eq!(row_of().await.expect("evicted")[0], Some(0), "no replica has removed it");
     for pid in pids {

@@ -99,7 +99,7 @@ fn retrying_a_failed_page_load_does_not_send_a_claim() {
         let page = open_recording("page-unloaded", &world.edge.url("/?campaign=page-unloaded")).await;
         page.until(PHASE, "error").await;
         let visible = page.eval("document.body.innerText").await.as_str().unwrap().to_owned();
-        assert!(!visible.contains("claim was counted"), "no claim was made: {visible}");
+        assert!(!visible.contains("claim was received"), "no claim was made: {visible}");
         page.check_layout("9-not-loaded").await;
         let views = "calls.filter(call => call === 'GET /v1/campaigns/page-unloaded').length";
         let before = page.eval(views).await.as_i64().unwrap();
@@ -144,7 +144,7 @@ fn an_unconfigured_edge_shows_unavailable_and_nothing_else() {
             page.goto(&edge.url(&visit)).await;
             assert_message(&page, "not_configured", "Currently unavailable", "暂不可用").await;
             let visible = page.eval("document.body.innerText").await.as_str().unwrap().to_owned();
-            assert!(!visible.contains("claim was counted") && !visible.contains("sign in"), "{visible}");
+            assert!(!visible.contains("claim was received") && !visible.contains("sign in"), "{visible}");
         }
         page.check_layout("9-not-configured").await;
         // A claim sent anyway is rejected unread, so its outcome is known. The outcome is unknown only if one
