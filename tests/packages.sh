@@ -228,8 +228,8 @@ try_debs() {
 repository=$PWD machine='' skipped=()
 parts=("${@:-all}")
 if [ "${parts[*]}" = all ]; then parts=(bytes debs); fi
-[ "$(id -u)" = 0 ] || { echo "SKIPPED all: root is required"; exit; }
-debian_codename >/dev/null || { echo "SKIPPED all: not a Debian system"; exit; }
+[ "$(id -u)" = 0 ] || { echo "SKIPPED all: root is required"; exit 77; }
+debian_codename >/dev/null || { echo "SKIPPED all: not a Debian system"; exit 77; }
 [ -f "$(one_deb $packages)" ] || die "no packages: run make package."
 work=$(mktemp -d "$PWD/target/packages.XXXXXX")
 clean_up() {
