@@ -110,7 +110,7 @@ images() {
         output=type=oci,dest=target/release-images/${name}_${version}_$(processor).tar
         if [ -n "${IMAGE_REGISTRY:-}" ]; then output=type=registry; fi
         docker buildx build --builder claimgate-release --target "$target" --sbom=true --provenance=mode=max \
-            --tag "${IMAGE_REGISTRY:-localhost}/$name:$version-$(processor)" --output "$output" .
+            --build-arg "REVISION=$(git rev-parse HEAD)" --tag "${IMAGE_REGISTRY:-localhost}/$name:$version-$(processor)" --output "$output" .
     done
 }
 

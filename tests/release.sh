@@ -4,6 +4,8 @@
 # ones. A part of `make check`; takes seconds and needs no network.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+# A hook of git sets these variables; git would then change this repository instead of the copy.
+unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE GIT_OBJECT_DIRECTORY GIT_COMMON_DIR
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -23,7 +25,8 @@ rejects() { # WORDS STEP VERSION
 }
 passes() { release "$@" || fail "release.sh $* failed: $output"; }
 
-commit() { git -C "$work/copy" add --all && git -C "$work/copy" -c user.name=test -c user.email=test@localhost commit --quiet --message "$1"; }
+commit() { git -C "$work/copy" add --all && git -C "$work/copy" -c user.name=test -c user.email=test@localhost -c commit.gpgsign=false \
+    -c core.hooksPath=/dev/null commit --quiet --message "$1"; }
 
 stub() { # PROGRAM: writes its call into a file, then runs standard input as its script
     { printf '#!/usr/bin/env bash\necho "%s $*" >>"$CALLS"\n' "$1"; cat; } >"$2"
@@ -65,6 +68,10 @@ try_check() {
     done
     rejects "scripts/release.sh STEP VERSION" publish "$version"
     rejects "Cargo.toml names version '$version', not 9.8.7" check 9.8.7
+    sed -i 's/^\(claimgate-shared = .*"=\)[^"]*/\19.8.7/' "$work/copy/Cargo.toml"
+    commit "Change the version of claimgate-shared"
+    rejects "Cargo.toml (claimgate-shared) names version '9.8.7', not $version" check "$version"
+    git -C "$work/copy" reset --quiet --hard HEAD^
     for file in "${versioned[@]}"; do
         sed -i "s/\b${version//./\\.}\b/9.8.7/" "$work/copy/$file"
         rejects "not committed" check "$version"
@@ -123,15 +130,16 @@ FILES
 
 # Calls that publish. Building the images is called once without a registry and once with it.
 expected_calls() {
-    local name image files
+    local name image files revision
+    revision=$(git -C "$work/copy" rev-parse HEAD)
     for name in claimgate:core claimgate-edge:edge claimgate-demo:demo; do
         image=${name%:*}
-        echo "docker buildx build --builder claimgate-release --target ${name#*:} --sbom=true --provenance=mode=max --tag localhost/$image:$version-$processor --output type=oci,dest=target/release-images/${image}_${version}_$processor.tar ."
+        echo "docker buildx build --builder claimgate-release --target ${name#*:} --sbom=true --provenance=mode=max --build-arg REVISION=$revision --tag localhost/$image:$version-$processor --output type=oci,dest=target/release-images/${image}_${version}_$processor.tar ."
     done
     echo "docker login registry.example --username me --password-stdin"
     for name in claimgate:core claimgate-edge:edge claimgate-demo:demo; do
         image=registry.example/shop/${name%:*}:$version
-        echo "docker buildx build --builder claimgate-release --target ${name#*:} --sbom=true --provenance=mode=max --tag $image-$processor --output type=registry ."
+        echo "docker buildx build --builder claimgate-release --target ${name#*:} --sbom=true --provenance=mode=max --build-arg REVISION=$revision --tag $image-$processor --output type=registry ."
     done
     echo "docker login registry.example --username me --password-stdin"
     for name in claimgate claimgate-edge claimgate-demo; do
