@@ -206,7 +206,7 @@ node_tools_get() {
 
 steps=(packages rust worker_build wasm_bindgen node_tools)
 if ! is_build_only; then steps+=(valkey openapi_tools); fi
-if [ "$scope" = --docs ]; then steps=(packages rust node_tools mdbook); fi
+if [ "$scope" = --docs ]; then steps=(packages rust mdbook); fi
 if [ "$scope" = --lint ]; then steps+=(lint_packages cargo_deny kubernetes_validate); fi
 if [ "$scope" = --soak ]; then steps+=(soak_packages openapi_generator); fi
 if [ "$scope" = --package ]; then steps+=(package_packages cargo_cyclonedx); fi

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds the images of Dockerfile as compose.yaml does, and runs them, in a separate Docker daemon. A part of `make soak`.
-# Needs root and Debian's docker.io and docker-compose; without them, or where the daemon cannot run, it is SKIPPED.
+# Needs root and Debian's docker.io and docker-compose; without them, or in a restricted container, it is SKIPPED, with
+# status 77.
 #
 #   tests/images.sh               all parts
 #   tests/images.sh compose       compose.yaml, up to a first claim, down and up again
@@ -18,11 +19,11 @@ cd "$(dirname "$0")/.."
 edge=http://127.0.0.1:8787 dashboard=http://127.0.0.1:8081
 # The demo image must grant a claim this long after its start.
 first_claim_s_max=10
-# Variables that this machine needs to reach a registry or a proxy.
+# Variables that this machine needs to reach a registry or a proxy, without secrets: an image keeps them.
 forwarded_variables='^(https?_proxy|no_proxy|all_proxy|HTTPS?_PROXY|NO_PROXY|ALL_PROXY|SSL_CERT_FILE|NODE_EXTRA_CA_CERTS|CURL_CA_BUNDLE|CARGO_(HTTP|NET|SOURCE|REGISTR(Y|IES))_.*|NPM_CONFIG_.*)$'
 
 say() { printf '%4d s  %s\n' $SECONDS "$*"; }
-skip() { echo "SKIPPED tests/images.sh: $*"; exit 0; }
+skip() { echo "SKIPPED tests/images.sh: $*"; exit 77; }
 
 # expect WHAT COMMAND...
 expect() {
@@ -85,7 +86,8 @@ import_root() {
     local name=$1 setting changes=()
     shift
     for setting in "$@"; do changes+=(--change "ENV $setting"); done
-    while read -r setting; do changes+=(--change "ENV $setting=${!setting}"); done < <(compgen -e | grep -E "$forwarded_variables")
+    while read -r setting; do changes+=(--change "ENV $setting=\"${!setting}\""); done < <(compgen -e | grep -E "$forwarded_variables" |
+        grep -viE 'token|auth|password')
     tar -C "$store/root" --numeric-owner -c . | in_docker import "${changes[@]}" - "$name" >/dev/null
     rm -rf --one-file-system "$store/root"
     say "made the base image $name"
@@ -139,6 +141,8 @@ claims() { # USER KEY STATUS
     [ "$(curl -s --max-time 5 -o /dev/null -w '%{http_code}' -H "Authorization: Bearer $(token_of "$1")" -H "Idempotency-Key: $2" \
         --json '{}' $edge/v1/campaigns/demo/claims)" = "$3" ]
 }
+# The first try may be granted although its response is lost.
+has_claimed() { claims "$1" "$2" 201 || claims "$1" "$2" 200; }
 demo_is_open() { contains "$(curl -fs --max-time 5 $edge/v1/campaigns/demo)" '"state":"open"'; }
 page_is_shown() { contains "$(curl -fsL --max-time 5 $edge/)" '<title>claimgate'; }
 lists_demo() { contains "$(curl -fs --max-time 5 -H "Authorization: Bearer $1" $dashboard/admin/v1/campaigns)" '"demo"'; }
@@ -180,6 +184,7 @@ edge_claims() { # STATUS
 
 try_restricted() {
     local program
+    expect "core's image has a shell" in_docker run --rm --network none --entrypoint sh claimgate:demo -c true
     for program in cc make cargo node npm python3 curl; do
         expect "$program is not in core's image" eval "! in_docker run --rm --network none --entrypoint sh claimgate:demo -c 'command -v $program' >/dev/null"
     done
@@ -208,7 +213,7 @@ try_demo() {
     in_docker network create demo >/dev/null
     started=$(date +%s%N)
     run_demo
-    expect "the demo image grants a claim" within 60 claims alice first 201
+    expect "the demo image grants a claim" within 60 has_claimed alice first
     took=$((($(date +%s%N) - started) / 1000000))
     expect "$took ms after its start, of at most $first_claim_s_max s" [ $took -le ${first_claim_s_max}000 ]
     expect "its log says that it is only for a first look" contains "$(in_docker logs demo 2>/dev/null)" 'ONLY FOR A FIRST LOOK'
@@ -254,7 +259,9 @@ unshare --net --mount --pid --fork true 2>/dev/null || skip "namespaces are not 
 mkdir -p target
 work=$(mktemp -d) # not in the checkout, because a socket's path must be short
 store=${KEEP:-$(mktemp -d "$PWD/target/images.XXXXXX")}
+inside_pid=
 clean_up() {
+    if [ -n "$inside_pid" ]; then kill $inside_pid && wait $inside_pid || true; fi
     stop '*'
     rm -rf --one-file-system "$work"
     if [ -z "${KEEP:-}" ]; then rm -rf --one-file-system "$store"; fi
@@ -264,9 +271,13 @@ trap 'exit 130' INT TERM HUP
 # A daemon without a bridge builds in the machine's network.
 printf 'services:\n  core: {build: {network: host}}\n  edge: {build: {network: host}}\n' >"$work/network.yaml"
 
-start_daemon || skip "Docker's daemon does not start here."
+start_daemon || die "Docker's daemon does not start."
 make_base_images
 build
 stop daemon
-unshare --net --mount --pid --mount-proc --fork --kill-child tests/images.sh --inside "$work" "$store" "${parts[@]}"
+# In the background, because bash handles a signal only after the foreground process.
+unshare --net --mount --pid --mount-proc --fork --kill-child tests/images.sh --inside "$work" "$store" "${parts[@]}" &
+inside_pid=$!
+wait $inside_pid
+inside_pid=
 echo "tests/images.sh: passed"
