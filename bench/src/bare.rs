@@ -15,7 +15,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use claimgate_core::clock;
 use claimgate_core::credentials::{Caller, Credentials, Tokens};
-use claimgate_core::http::auth::{Authenticator, Head};
+use claimgate_core::http::authentication::{Authenticator, Head};
 use claimgate_core::http::listener::Listener;
 use claimgate_core::http::serve;
 use claimgate_shared::http::BODY_BYTES_MAX;

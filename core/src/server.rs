@@ -22,7 +22,7 @@ use crate::engine::lifecycle::serving::{ServingError, ServingRight};
 use crate::engine::live::cores::{CoreRun, ThisCore};
 use crate::engine::webhooks::sender::WebhookSender;
 use crate::http;
-use crate::http::auth::Authenticator;
+use crate::http::authentication::Authenticator;
 use crate::http::listeners::admin_router;
 use crate::http::state::AppState;
 use crate::http::threads::Threads;

@@ -8,7 +8,7 @@ use claimgate_core::config::sqlite_url;
 use claimgate_core::credentials::{Caller, Credentials, Tokens};
 use claimgate_core::domain::campaign_change::NewCampaign;
 use claimgate_core::engine::Engine;
-use claimgate_core::http::auth::Authenticator;
+use claimgate_core::http::authentication::Authenticator;
 use claimgate_core::http::listeners::internal_router;
 use claimgate_core::http::serve;
 use claimgate_core::http::state::AppState;

@@ -10,7 +10,7 @@ use axum::http::{Method, Request};
 use claimgate_core::credentials::{Caller, Credentials, Tokens};
 use claimgate_core::engine::Engine;
 use claimgate_core::engine::live::cores::{CoreRun, ThisCore};
-use claimgate_core::http::auth::Authenticator;
+use claimgate_core::http::authentication::Authenticator;
 use claimgate_core::http::listeners::{admin_router, internal_router};
 use claimgate_core::http::state::AppState;
 use claimgate_core::jobs::outbox_relay::OutboxRelay;

@@ -350,7 +350,7 @@ defect pass_rule_not_restored core/src/domain/campaign.rs \
     'Campaign { window, limits, hold_seconds, pass, admin_state, version, ..campaign.clone() }' \
     'Campaign { window, limits, hold_seconds, pass: campaign.pass, admin_state, version, ..campaign.clone() }' \
     faults passes::a_required_pass_outlives_its_loss_in_sql
-defect back_end_needs_a_pass core/src/http/auth.rs \
+defect back_end_needs_a_pass core/src/http/authentication.rs \
     'let pass = Some(ShownPass::UNLIMITED);' 'let pass = None;' \
     faults passes::the_pass_is_judged
 defect pass_not_signed shared/src/signature.rs \

@@ -1,5 +1,5 @@
 //! Extractors of the path's ids and the body, checked before the handler runs. Those with a body take the
-//! caller from [`super::callers`]: except for [`Head::NeedsBody`], none reads a body before the caller is
+//! caller from [`super::authorization`]: except for [`Head::NeedsBody`], none reads a body before the caller is
 //! authenticated.
 
 use std::pin::pin;
@@ -21,8 +21,8 @@ use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::auth::{Authenticated, Head, unauthenticated};
-use super::callers::{self, Admin, head};
+use super::authentication::{Authenticated, Head, unauthenticated};
+use super::authorization::{self, Admin, head};
 use super::error::{ApiError, ApiResult, no_such_campaign, no_such_claim};
 use super::state::AppState;
 use crate::credentials::Caller;
@@ -105,7 +105,7 @@ impl<T: ParseBody + Send> FromRequest<AppState> for EdgeCall<T> {
         let Head::Authenticated(authenticated) = head(&parts.extensions)?.clone() else {
             return Err(unauthenticated().into());
         };
-        callers::only_edge(&authenticated.caller)?;
+        authorization::only_edge(&authenticated.caller)?;
         let engine = Arc::clone(state.engine(&authenticated.caller));
         let body = read_json(&parts, body, http::BODY_BYTES_MAX, BODY_TIMEOUT).await?;
         authenticated.check_body(&body)?;
@@ -182,7 +182,7 @@ impl ClaimCall {
             }
         };
         let Authenticated { caller, attempt, pass, .. } = authenticated;
-        Ok(Self { caller: callers::may_claim(caller)?, attempt, pass, request })
+        Ok(Self { caller: authorization::may_claim(caller)?, attempt, pass, request })
     }
 }
 
@@ -201,7 +201,7 @@ impl FromRequest<AppState> for BatchCall {
     type Rejection = ApiError;
     async fn from_request(request: Request, _: &AppState) -> Result<Self, ApiError> {
         let (parts, body) = request.into_parts();
-        let caller = callers::may_claim_batches(callers::caller(&parts)?)?;
+        let caller = authorization::may_claim_batches(authorization::caller(&parts)?)?;
         let body = read_json(&parts, body, http::BATCH_BYTES_MAX, BODY_TIMEOUT).await?;
         let claims = ClaimBatch::parse(&body)?;
         let id =

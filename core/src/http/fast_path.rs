@@ -13,7 +13,7 @@ use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
 use tokio::sync::Semaphore;
 
-use super::callers::Authentication;
+use super::authorization::Authentication;
 use super::error::{ApiError, ApiResult};
 use super::extract::{ClaimCall, RequestBody};
 use super::internal::claims;

@@ -7,8 +7,8 @@ use claimgate_shared::{Code, Problem};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::auth::Head;
-use super::callers::head;
+use super::authentication::Head;
+use super::authorization::head;
 use super::error::{ApiError, ApiResult};
 use super::extract::json;
 use super::state::AppState;

@@ -17,8 +17,8 @@ use claimgate_shared::problem::PROBLEM_JSON;
 use claimgate_shared::{Code, Problem, UserId, http};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use super::auth::Head;
-use super::callers::{Authentication, head};
+use super::authentication::Head;
+use super::authorization::{Authentication, head};
 use super::error::ApiError;
 use super::listener::Listener;
 use super::state::AppState;

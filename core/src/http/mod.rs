@@ -1,8 +1,8 @@
 //! Both HTTP APIs: routes by resource, and the server that enforces the limits of every connection.
 
 mod admin;
-pub mod auth;
-mod callers;
+pub mod authentication;
+mod authorization;
 mod connections;
 mod dashboard;
 mod deadlines;

@@ -7,7 +7,7 @@ use claimgate_shared::{Code, Problem};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::sync::{Mutex, MutexGuard, OwnedSemaphorePermit, Semaphore};
 
-use super::auth::Authenticator;
+use super::authentication::Authenticator;
 use super::deadlines::Deadlines;
 use crate::credentials::Caller;
 use crate::engine::Engine;

@@ -8,7 +8,7 @@ use super::campaigns::answer;
 use crate::clock;
 use crate::domain::addition::Addition;
 use crate::engine::campaign_changes::AddedUnits;
-use crate::http::callers::Operator;
+use crate::http::authorization::Operator;
 use crate::http::error::ApiResult;
 use crate::http::extract::{PathCampaign, REPLAYED, WithBody};
 use crate::http::middleware::in_time;

@@ -7,7 +7,7 @@ use claimgate_shared::{CampaignId, Problem};
 use serde::Deserialize;
 
 use crate::domain::audit::AuditItem;
-use crate::http::callers::Viewer;
+use crate::http::authorization::Viewer;
 use crate::http::error::{ApiResult, no_such_campaign};
 use crate::http::extract::json;
 use crate::http::paging::{optional, page_size, parse_query};

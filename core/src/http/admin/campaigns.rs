@@ -11,7 +11,7 @@ use crate::domain::campaign_change::{CampaignPatch, NewCampaign};
 use crate::engine::Engine;
 use crate::engine::campaign_changes::Created;
 use crate::engine::campaigns::CampaignStatus;
-use crate::http::callers::{Admin, Operator, Viewer};
+use crate::http::authorization::{Admin, Operator, Viewer};
 use crate::http::error::ApiResult;
 use crate::http::extract::{PathCampaign, REPLAYED, WithBody, json};
 use crate::http::middleware::in_time;

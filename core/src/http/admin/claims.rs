@@ -14,7 +14,7 @@ use crate::clock;
 use crate::credentials::Role;
 use crate::domain::days::day_text;
 use crate::engine::{Engine, EngineError};
-use crate::http::callers::Viewer;
+use crate::http::authorization::Viewer;
 use crate::http::error::ApiResult;
 use crate::http::extract::{PathCampaign, json, prefers};
 use crate::http::paging::{optional, page_begin, page_size, parse_query};

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use crate::clock;
 use crate::domain::codes::CodesFile;
-use crate::http::callers::Viewer;
+use crate::http::authorization::Viewer;
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::extract::{AdminFile, PathCampaign, json};
 use crate::http::state::AppState;

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 use crate::clock;
 use crate::credentials::Role;
 use crate::engine::{Engine, EngineError};
-use crate::http::callers::Viewer;
+use crate::http::authorization::Viewer;
 use crate::http::error::ApiResult;
 use crate::http::extract::json;
 use crate::http::middleware::in_time;

@@ -11,7 +11,7 @@ use futures_util::stream::{self, Stream, StreamExt as _};
 use serde::Serialize;
 
 use crate::credentials::{Caller, Role};
-use crate::http::callers::Viewer;
+use crate::http::authorization::Viewer;
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
 

@@ -4,7 +4,7 @@ use axum::http::StatusCode;
 use claimgate_shared::CampaignId;
 use claimgate_shared::admin::reconciliation::Reconciliation;
 
-use crate::http::callers::{Admin, Viewer};
+use crate::http::authorization::{Admin, Viewer};
 use crate::http::error::ApiResult;
 use crate::http::extract::{PathCampaign, json};
 

@@ -5,7 +5,7 @@ use claimgate_shared::admin::replication::ReplicationView;
 use serde::Deserialize;
 
 use crate::clock;
-use crate::http::callers::{Admin, Viewer};
+use crate::http::authorization::{Admin, Viewer};
 use crate::http::error::ApiResult;
 use crate::http::extract::{ParseBody, WithBody, json};
 

@@ -7,7 +7,7 @@ use axum::response::{IntoResponse as _, Response};
 use claimgate_shared::admin::report::DemandReport;
 use claimgate_shared::{CampaignId, Code, Problem, Timestamp, http};
 
-use crate::http::callers::Viewer;
+use crate::http::authorization::Viewer;
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::extract::{PathCampaign, json, prefers};
 use crate::report_page::page;

@@ -6,7 +6,7 @@ use claimgate_shared::user_id::Scheme;
 use serde::Deserialize;
 
 use crate::clock;
-use crate::http::callers::{Admin, Viewer};
+use crate::http::authorization::{Admin, Viewer};
 use crate::http::error::ApiResult;
 use crate::http::extract::{ParseBody, WithBody, json};
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::clock;
 use crate::domain::webhook::{WaitingEvent, Webhook};
 use crate::engine::webhooks::sender::DeliveryOutcome;
-use crate::http::callers::{Admin, Viewer};
+use crate::http::authorization::{Admin, Viewer};
 use crate::http::error::ApiResult;
 use crate::http::extract::{ParseBody, PathWebhook, WithBody, json};
 use crate::http::paging::{page_size, parse_query};

@@ -3,7 +3,7 @@
 use axum::http::StatusCode;
 use claimgate_shared::CampaignView;
 
-use crate::http::callers::ApiCaller;
+use crate::http::authorization::ApiCaller;
 use crate::http::error::ApiResult;
 use crate::http::extract::{PathCampaign, json};
 

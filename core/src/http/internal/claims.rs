@@ -10,7 +10,7 @@ use claimgate_shared::{Attempt, Claim, ClaimId, ClaimReply, ClaimRequest, Outcom
 
 use crate::clock;
 use crate::credentials::Caller;
-use crate::http::callers::{ApiCaller, BackEnd};
+use crate::http::authorization::{ApiCaller, BackEnd};
 use crate::http::error::{ApiError, ApiResult, no_such_claim, unknown_outcome};
 use crate::http::extract::{ClaimCall, PathClaim, REPLAYED, json};
 use crate::http::state::AppState;

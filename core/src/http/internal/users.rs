@@ -6,7 +6,7 @@ use claimgate_shared::{CampaignId, UserId};
 
 use super::claims::show_codes_to;
 use crate::engine::claim::of_user::UserPage;
-use crate::http::callers::ApiCaller;
+use crate::http::authorization::ApiCaller;
 use crate::http::error::ApiResult;
 use crate::http::extract::{PathCampaign, PathUser, json};
 use crate::http::paging::{PageQuery, page_begin, page_size, parse_query};

@@ -9,7 +9,7 @@ use axum::extract::FromRequestParts;
 use axum::http::{Extensions, request};
 use claimgate_shared::{Code, Problem};
 
-use super::auth::{Head, unauthenticated};
+use super::authentication::{Head, unauthenticated};
 use super::error::ApiError;
 use super::state::AppState;
 use crate::credentials::{Caller, Role};
