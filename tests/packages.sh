@@ -84,6 +84,7 @@ in_machine() {
 property() { in_machine systemctl show --property "$2" --value "$1"; }
 as_core() { in_machine runuser -u claimgate -- env CLAIMGATE_DATA_DIR=/var/lib/claimgate claimgate "$@"; }
 is_ready() { in_machine curl -fso /dev/null --max-time 2 http://127.0.0.1:8080/readyz; }
+edge_is_ready() { in_machine curl -fso /dev/null --max-time 2 http://127.0.0.1:8787/readyz; }
 journal_says() { contains "$(in_machine journalctl --no-pager --output cat --unit "$1")" "$2"; }
 state_is() { [ "$(property "$1" ActiveState)" = "$2" ]; }
 owner_is() { [ "$(in_machine stat -c '%a %U:%G' "$1")" = "$2" ]; }
@@ -172,6 +173,7 @@ try_edge() {
     # shellcheck disable=SC2016 # for the machine's shell to expand
     in_machine sh -c 'cd /var/lib/claimgate && sed -i "s/^#EDGE_KEY=.*/EDGE_KEY=$(cat edge.key)/; s/^#USER_JWT_KEY=.*/USER_JWT_KEY=$(cat user-jwt.key)/" /etc/claimgate/edge.env'
     in_machine systemctl enable --quiet --now claimgate-edge
+    expect "with its secrets, the edge is ready" within 20 edge_is_ready
     expect "with its secrets, the edge grants a claim" within 20 claims_through_edge carol first 201
     process=$(property claimgate-edge MainPID)
     expect "the edge runs as a dynamic user" [ "$(in_machine ps -o uid= -p "$process")" -ge 61184 ]
