@@ -153,6 +153,23 @@ async fn rejects_change(
     grants_nothing_more(&world).await;
 }
 
+#[test]
+fn the_log_says_that_back_ends_must_send_the_ids_of_the_edge() {
+    const ADVICE: &str = "back ends must send the same ids as the edge";
+    run(async {
+        let world = World::start(Runtime::from_env(), "user-ids-advice", "test", &[]).await;
+        world.core.create("demo", json!({"total": 100})).await;
+        assert!(!world.core.log().contains(ADVICE), "no edge has sent a claim");
+        let ann = token(&world, "claimgate", "ann");
+        let made = world.send(claim(&world, &world.edge, &ann, "k")).await.expect(201).json();
+        assert_eq!(made["claim"]["user_id"], "ann");
+        let scheme = UserIdRule::verbatim("sub", "claimgate").scheme().to_string();
+        world.core.until_logged(SOON, &[ADVICE, &scheme]).await;
+        world.send(claim(&world, &world.edge, &ann, "k2")).await.expect(201);
+        assert_eq!(world.core.log().matches(ADVICE).count(), 1, "{}", world.core.log());
+    });
+}
+
 fn key_of(secret: &str) -> SecretKey {
     secret.parse().expect("a key")
 }
