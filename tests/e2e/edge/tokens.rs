@@ -145,3 +145,29 @@ fn audience_claims_leeway_and_header_are_configurable() {
         assert!(detail.contains("Cf-Access-Jwt-Assertion"), "{detail}");
     });
 }
+
+#[test]
+fn tokens_for_each_listed_audience_are_accepted() {
+    run(async {
+        let variables = [("USER_JWT_AUD", "shop, app")];
+        let world = World::start(Runtime::from_env(), "edge-token-audiences", "test", &variables).await;
+        world.core.create("tokens", json!({"total": 10})).await;
+        for aud in [json!("shop"), json!("app"), json!(["app"]), json!(["other", "shop"])] {
+            let request = world.request("POST", "/v1/campaigns/tokens/claims").json(&json!({}));
+            let token = with(&world, "aud", aud.clone());
+            let reply = world.send(request.bearer_auth(token)).await;
+            assert_eq!(reply.status, 201, "{aud}: {}", reply.text());
+        }
+        for (aud, found) in [
+            (json!("claimgate"), "claimgate"),
+            (json!("shop, app"), "shop, app"),
+            (json!(["other", "shop-2"]), "other,shop-2"),
+            (json!([]), ""),
+        ] {
+            let refused = claim_with(&world, &with(&world, "aud", aud)).await;
+            let detail = refused.json()["detail"].as_str().unwrap().to_owned();
+            assert!(detail.ends_with("wrong audience"), "{found}: {detail}");
+        }
+        until_logged(&world, r#"token rejected: wrong audience: the token has "claimgate""#).await;
+    });
+}
