@@ -30,8 +30,14 @@ pub enum Issuer {
 impl Issuer {
     /// Generates an RSA key of 2,048 bits, which takes openssl a moment.
     pub fn rsa() -> Self {
+        Self::rsa_of(2_048)
+    }
+
+    /// Generates an RSA key of this many bits.
+    pub fn rsa_of(bits: usize) -> Self {
+        let bits = format!("rsa_keygen_bits:{bits}");
         let made = Command::new("openssl")
-            .args(["genpkey", "-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048", "-outform", "DER"])
+            .args(["genpkey", "-algorithm", "RSA", "-pkeyopt", &bits, "-outform", "DER"])
             .output()
             .expect("openssl runs");
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));

@@ -52,6 +52,7 @@ fn tokens_of_every_algorithm_are_verified_with_a_key_set() {
     run(async {
         let (p256, p384, ed25519, rsa) =
             (Issuer::p256(), Issuer::p384(), Issuer::ed25519(), Issuer::shared_rsa());
+        let large = Issuer::rsa_of(4_096);
         let server = KeyServer::start(Answer::keys(&[
             p256.jwk(&kid("p256")),
             p384.jwk(&kid("p384")),
@@ -60,6 +61,7 @@ fn tokens_of_every_algorithm_are_verified_with_a_key_set() {
             rsa.jwk(&json!({"kid": "pss", "alg": "PS256"})),
             rsa.jwk(&json!({"kid": "rs384", "alg": "RS384"})),
             rsa.jwk(&json!({"kid": "rs512", "alg": "RS512"})),
+            large.jwk(&kid("large")),
         ]));
         let world = world("edge-jwks", &[("USER_JWT_JWKS_URL", &server.url(JWKS))]).await;
         for (issuer, header) in [
@@ -70,6 +72,7 @@ fn tokens_of_every_algorithm_are_verified_with_a_key_set() {
             (rsa, json!({"kid": "pss", "alg": "PS256"})),
             (rsa, json!({"kid": "rs384", "alg": "RS384"})),
             (rsa, json!({"kid": "rs512", "alg": "RS512"})),
+            (&large, kid("large")),
             // Only one key fits.
             (&p256, json!({})),
         ] {
@@ -77,6 +80,25 @@ fn tokens_of_every_algorithm_are_verified_with_a_key_set() {
             assert_eq!(reply.status, 201, "{header}: {}", reply.text());
         }
         assert_eq!(server.requests(JWKS), 1);
+    });
+}
+
+#[test]
+fn an_rsa_key_without_alg_verifies_the_listed_algorithms() {
+    run(async {
+        let rsa = Issuer::shared_rsa();
+        let server = KeyServer::start(Answer::keys(&[rsa.jwk(&kid("rsa"))]));
+        let variables = [("USER_JWT_JWKS_URL", &*server.url(JWKS)), ("USER_JWT_ALG", "RS256,PS256")];
+        let world = world("edge-jwks-rsa-algorithms", &variables).await;
+        let token = |algorithm: &str| rsa.token(&json!({"kid": "rsa", "alg": algorithm}), &payload("alice"));
+        for algorithm in ["RS256", "PS256"] {
+            let reply = claim(&world, &token(algorithm)).await;
+            assert_eq!(reply.status, 201, "{algorithm}: {}", reply.text());
+        }
+        for algorithm in ["RS384", "RS512"] {
+            let _ = claim(&world, &token(algorithm)).await.refused(401, "unauthenticated");
+        }
+        until_logged(&world, r#"token rejected: wrong algorithm: the token has "RS384""#).await;
     });
 }
 
