@@ -13,10 +13,9 @@ use support::{Core, CoreOptions, Reply, SOON, eventually, promised};
 use tokio::sync::RwLock;
 
 use super::key_server::{Answer, DISCOVERY, JWKS, KeyServer};
+use super::key_sources::{FETCH_MAX, NO_KEY_SET, bad_answers};
 use super::run;
 
-/// A fetch may take 2 s; a loaded machine adds to it.
-const FETCH_MAX: Duration = Duration::from_secs(4);
 /// Moves the clock past the time in which an unknown key causes no fetch, past the refresh of a set, and past
 /// the longest backoff.
 const UNKNOWN_KEY_MS: i64 = 31_000;
@@ -120,79 +119,6 @@ fn the_key_set_is_found_by_discovery_or_set_inline() {
         let unknown = claim(&inline, &issuer.token(&kid("b"), &payload("alice"))).await;
         let _ = unknown.refused(401, "unauthenticated");
         until_logged(&inline, r#"token rejected: unknown key: the token has "b""#).await;
-    });
-}
-
-#[test]
-fn a_discovery_document_of_another_issuer_is_not_used() {
-    run(async {
-        let issuer = Issuer::p256();
-        let server = KeyServer::start(Answer::keys(&[issuer.jwk(&kid("a"))]));
-        let url = server.url("");
-        let another = json!({"issuer": "https://another.example", "jwks_uri": server.url(JWKS)});
-        server.answer(DISCOVERY, Answer::json(&another));
-        let world = world("edge-discovery-other", &[("USER_JWT_ISS", &url)]).await;
-        let mut claims = payload("alice");
-        claims["iss"] = json!(url);
-        let _ = claim(&world, &issuer.token(&kid("a"), &claims)).await.refused(503, "unavailable");
-        until_logged(&world, r#"its issuer is "https://another.example", not USER_JWT_ISS"#).await;
-        assert_eq!(server.requests(JWKS), 0);
-    });
-}
-
-/// Returns answers from which no key set can be read, each with its name and the reason in the log.
-fn bad_answers(server: &KeyServer, issuer: &Issuer) -> Vec<(&'static str, Answer, &'static str)> {
-    let good = Answer::keys(&[issuer.jwk(&kid("a"))]);
-    let big = json!({"keys": [issuer.jwk(&kid("a"))], "more": "x".repeat(64 * 1024)});
-    let redirect = format!("Location: {}\r\n", server.url("/moved"));
-    server.answer("/moved", good.clone());
-    let text = |text: &str| Answer::Complete(200, String::new(), text.to_owned());
-    vec![
-        ("closed", Answer::Closed, "no answer"),
-        ("silence", Answer::Silence, "no answer"),
-        ("slow", Answer::Slow(FETCH_MAX, Box::new(good.clone())), "no answer"),
-        ("trickle", Answer::Trickle(Duration::from_millis(200), Box::new(good)), "no complete answer"),
-        ("endless", Answer::Endless, "longer than 65536 bytes"),
-        ("oversized", Answer::json(&big), "longer than 65536 bytes"),
-        ("redirect", Answer::Complete(302, redirect, String::new()), "status 302"),
-        ("error", Answer::Complete(500, String::new(), String::new()), "status 500"),
-        ("malformed", text("<html>"), "is not a JSON Web Key Set"),
-        ("half a set", text(r#"{"keys":[{"kty":"#), "is not a JSON Web Key Set"),
-        ("empty", text(""), "is not a JSON Web Key Set"),
-    ]
-}
-
-#[test]
-fn a_bad_source_gives_503_in_time_and_heals() {
-    run(async {
-        let issuer = Issuer::p256();
-        let good = Answer::keys(&[issuer.jwk(&kid("a"))]);
-        let server = KeyServer::start(good.clone());
-        let enc = issuer.jwk(&json!({"kid": "a", "use": "enc"}));
-        let unusable = ("unusable", Answer::keys(&[enc]), "user keys ignored: key 1: `use` is not `sig`");
-        let answers = bad_answers(&server, &issuer).into_iter().chain([unusable]);
-        for (name, answer, line) in answers {
-            server.answer(JWKS, answer);
-            let directory = format!("edge-keys-{}", name.replace(' ', "-"));
-            let world = world(&directory, &[("USER_JWT_JWKS_URL", &server.url(JWKS))]).await;
-            let token = issuer.token(&kid("a"), &payload("alice"));
-            let began = Instant::now();
-            let refused = claim(&world, &token).await;
-            assert_eq!((refused.status, refused.code().as_str()), (503, "unavailable"), "{name}");
-            assert!(began.elapsed() < promised(FETCH_MAX), "{name}: {:?}", began.elapsed());
-            until_logged(&world, line).await;
-            // A token that is wrong anyway is the user's fault, whatever the source does.
-            let mut expired = payload("alice");
-            expired["exp"] = json!(1);
-            let _ = claim(&world, &issuer.token(&kid("a"), &expired)).await.refused(401, "unauthenticated");
-            server.answer(JWKS, good.clone());
-            eventually(SOON, || async {
-                let reply = claim(&world, &token).await;
-                holds(reply.status == 201, || format!("{name}: {}", reply.text()))
-            })
-            .await;
-        }
-        assert_eq!(server.requests("/moved"), 0, "no redirect was followed");
     });
 }
 
@@ -391,7 +317,8 @@ fn known_keys_survive_every_bad_answer_of_their_source() {
         let unknown = issuer.token(&kid("b"), &lasting("alice"));
         let _ = claim(&world, &known).await.expect(201);
         let mut at_ms = 0;
-        for (name, answer, line) in bad_answers(&server, &issuer) {
+        let set = json!({"keys": [issuer.jwk(&kid("a"))]});
+        for (name, answer, line) in bad_answers(&server, &set, NO_KEY_SET) {
             server.answer(JWKS, answer);
             at_ms += REFRESH_MS;
             clock.move_by_ms(at_ms);

@@ -11,6 +11,7 @@ mod headers;
 mod input;
 pub mod key_server;
 mod key_sets;
+mod key_sources;
 mod own_claims;
 mod passes;
 mod providers;
