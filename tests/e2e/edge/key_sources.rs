@@ -1,9 +1,10 @@
-//! Bad answers of the source of the issuer's key set.
+//! The source of the issuer's key set: bad answers, and addresses that must not be reached.
 
+use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use support::edge::payload;
+use support::edge::{Runtime, World, payload};
 use support::issuer::Issuer;
 use support::wait::holds;
 use support::{SOON, eventually, promised};
@@ -155,5 +156,49 @@ fn a_bad_discovery_document_gives_503_in_time_and_heals() {
             assert_eq!(server.requests(JWKS), before + 1, "{name}");
         }
         assert_eq!(server.requests("/moved"), 0, "no redirect was followed");
+    });
+}
+
+/// Starts an edge in workerd that gets its keys from `url`, and returns its log after a claim, which gets 503.
+async fn log_of_source(name: &str, url: &str) -> String {
+    let variables = [("USER_JWT_KEY", ""), ("USER_JWT_JWKS_URL", url)];
+    let world = World::start(Runtime::Workerd, &format!("edge-keys-at-{name}"), "test", &variables).await;
+    let token = token_of(&Issuer::p256(), "claimgate");
+    let _ = claim(&world, &token).await.refused(503, "unavailable");
+    until_logged(&world, &format!("user keys not fetched: {url}: no answer: ")).await;
+    world.edge.log()
+}
+
+#[test]
+fn a_key_set_at_a_private_address_is_not_fetched() {
+    run(async {
+        for (name, url, address) in [
+            ("private", "https://10.0.0.1/jwks", "10.0.0.1:443"),
+            ("metadata", "https://169.254.169.254/", "169.254.169.254:443"),
+            ("private-v6", "https://[fd00::1]/jwks", "fd00::1:443"),
+        ] {
+            let log = log_of_source(name, url).await;
+            // workerd's own words: the address may be unreachable as well.
+            assert!(log.contains(&format!("connecting to {address} is not allowed")), "{url}: {log}");
+        }
+    });
+}
+
+/// Only a URL that plainly names this machine leads to it.
+#[test]
+fn a_disguised_loopback_address_gets_no_connection() {
+    run(async {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let hosts = ["2130706433", "127.1", "0x7f000001", "[::ffff:127.0.0.1]"];
+        for (number, host) in (1..).zip(hosts) {
+            let url = format!("https://{host}:{port}/jwks");
+            let log = log_of_source(&format!("loopback-{number}"), &url).await;
+            assert!(listener.accept().is_err(), "{host} was connected to: {log}");
+            assert!(log.contains("is not allowed"), "{host}: {log}");
+        }
+        let log = log_of_source("loopback", &format!("https://127.0.0.1:{port}/jwks")).await;
+        assert!(listener.accept().is_ok(), "a plain address gets a connection: {log}");
     });
 }
