@@ -1,5 +1,6 @@
 //! Users' tokens verified with the keys that their issuer publishes.
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
@@ -122,12 +123,14 @@ fn the_key_set_is_found_by_discovery_or_set_inline() {
     });
 }
 
-/// Returns a world whose core and edge share a clock that the test moves. `variables` set the keys.
-pub async fn clocked_world(name: &str, variables: &[(&str, &str)]) -> (World, Clock) {
-    let clock = Clock::new();
-    let environment = clock.environment();
+/// Returns a world whose core and edge have the clock of `environment`. `variables` set the keys.
+pub async fn world_on_clock(
+    environment: &[(&'static str, PathBuf)],
+    name: &str,
+    variables: &[(&str, &str)],
+) -> World {
     let mut options = CoreOptions::default();
-    for (name, value) in &environment {
+    for (name, value) in environment {
         options = options.with(name, value.to_str().unwrap());
     }
     let core: Core = options.start().await;
@@ -136,6 +139,13 @@ pub async fn clocked_world(name: &str, variables: &[(&str, &str)]) -> (World, Cl
     // Only workerd itself takes the clock; wrangler's variables are the Worker's.
     let world = World::before(core, Runtime::Workerd, name, "test", &variables).await;
     world.core.create("keys", json!({"total": 100_000})).await;
+    world
+}
+
+/// Returns a world whose core and edge share a clock that the test moves. `variables` set the keys.
+pub async fn clocked_world(name: &str, variables: &[(&str, &str)]) -> (World, Clock) {
+    let clock = Clock::new();
+    let world = world_on_clock(&clock.environment(), name, variables).await;
     (world, clock)
 }
 

@@ -1,16 +1,18 @@
-//! The source of the issuer's key set: bad answers, and addresses that must not be reached.
+//! The source of the issuer's key set: bad answers, addresses that must not be reached, and the refresh interval.
 
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use support::clock::FrozenClock;
 use support::edge::{Runtime, World, payload};
 use support::issuer::Issuer;
+use support::times::now_ms;
 use support::wait::holds;
 use support::{SOON, eventually, promised};
 
 use super::key_server::{Answer, DISCOVERY, JWKS, KeyServer};
-use super::key_sets::{claim, kid, until_logged, world};
+use super::key_sets::{claim, kid, lasting, until_logged, world, world_on_clock};
 use super::run;
 
 /// A fetch may take 2 s; a loaded machine adds to it.
@@ -200,5 +202,46 @@ fn a_disguised_loopback_address_gets_no_connection() {
         }
         let log = log_of_source("loopback", &format!("https://127.0.0.1:{port}/jwks")).await;
         assert!(listener.accept().is_ok(), "a plain address gets a connection: {log}");
+    });
+}
+
+/// Each set's `max-age` and the age at which it is refreshed: 1 to 60 minutes.
+const REFRESHES_S: [(i64, i64); 3] = [(120, 120), (5, 60), (86_400, 3_600)];
+
+#[test]
+fn a_set_is_refreshed_at_its_max_age() {
+    run(async {
+        let issuers: Vec<_> = (0..=REFRESHES_S.len()).map(|_| Issuer::p256()).collect();
+        let key = |number: usize| kid(&format!("key-{number}"));
+        let set = |number: usize| {
+            let max_age = REFRESHES_S.get(number).map(|(max_age_s, _)| max_age_s);
+            let header = max_age.map(|seconds| format!("Cache-Control: public, max-age={seconds}\r\n"));
+            let body = json!({"keys": [issuers[number].jwk(&key(number))]});
+            Answer::Complete(200, header.unwrap_or_default(), body.to_string())
+        };
+        let token = |number: usize| issuers[number].token(&key(number), &lasting("alice"));
+        let server = KeyServer::start(set(0));
+        let mut clock = FrozenClock::at(now_ms());
+        let variables = [("USER_JWT_JWKS_URL", &*server.url(JWKS))];
+        let world = world_on_clock(&clock.environment(), "edge-keys-max-age", &variables).await;
+        let _ = claim(&world, &token(0)).await.expect(201);
+        for (number, (max_age_s, due_s)) in REFRESHES_S.into_iter().enumerate() {
+            let (fetched_at_ms, old) = (clock.now_ms(), token(number));
+            // The next set lacks the key of this one.
+            server.answer(JWKS, set(number + 1));
+            clock.set_ms(fetched_at_ms + (due_s - 1) * 1_000);
+            for _ in 0..2 {
+                let _ = claim(&world, &old).await.expect(201);
+            }
+            assert_eq!(server.requests(JWKS), number + 1, "max-age={max_age_s} is not due");
+            clock.set_ms(fetched_at_ms + (due_s + 1) * 1_000);
+            eventually(SOON, || async {
+                let reply = claim(&world, &old).await;
+                holds(reply.status == 401, || format!("max-age={max_age_s}: {}", reply.text()))
+            })
+            .await;
+            assert_eq!(server.requests(JWKS), number + 2, "max-age={max_age_s}");
+        }
+        let _ = claim(&world, &token(REFRESHES_S.len())).await.expect(201);
     });
 }
