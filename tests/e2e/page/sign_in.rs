@@ -1,8 +1,14 @@
 //! Signing in on the page, with a real `OpenID` provider.
 
+use std::collections::HashMap;
 use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+
+use reqwest::Url;
 use serde_json::{Value, json};
 use support::browser::Browser;
 use support::edge::{ProcessGroup, Runtime, World, emptied, root, tool};
@@ -22,12 +28,14 @@ const CALLED: &str = "performance.getEntriesByType('resource').map(({ name }) =>
 /// A provider on this machine.
 struct Provider {
     url: String,
+    log: PathBuf,
     _process: ProcessGroup,
 }
 
 impl Provider {
-    async fn start() -> Self {
-        let directory = emptied("provider");
+    /// Starts a provider with a directory of this name.
+    async fn start(name: &str) -> Self {
+        let directory = emptied(&format!("provider-{name}"));
         let log = directory.join("log");
         let mut command = Command::new(tool("node"));
         command.arg(root().join("tests/e2e/page/provider.mjs"));
@@ -38,7 +46,7 @@ impl Provider {
             url.map(str::to_owned).ok_or(text)
         })
         .await;
-        Self { url, _process: process }
+        Self { url, log, _process: process }
     }
 
     /// Starts a world whose visitors sign in as the client of this algorithm.
@@ -52,6 +60,14 @@ impl Provider {
             client.split_once('=').expect("one setting"),
         ];
         World::start(Runtime::from_env(), &format!("page-sign-in-{algorithm}"), "test", &variables).await
+    }
+
+    /// Returns the parameters of the latest authorization request.
+    fn asked(&self) -> HashMap<String, String> {
+        let log = fs::read_to_string(&self.log).unwrap_or_default();
+        let path = log.lines().rev().find_map(|line| line.strip_prefix("asked "));
+        let url: Url = format!("{}{}", self.url, path.expect("an authorization request")).parse().unwrap();
+        url.query_pairs().into_owned().collect()
     }
 
     /// Logs in at the provider, which asks for a name and then for consent.
@@ -79,7 +95,7 @@ async fn press_sign_in(page: &Browser) {
 #[test]
 fn a_visitor_signs_in_claims_and_signs_out() {
     in_browser("a_visitor_signs_in_claims_and_signs_out", async {
-        let provider = Provider::start().await;
+        let provider = Provider::start("algorithms").await;
         for algorithm in ["RS256", "ES256", "EdDSA"] {
             let world = provider.world(algorithm).await;
             world.core.create("page-signed", limits()).await;
@@ -124,9 +140,46 @@ fn a_visitor_signs_in_claims_and_signs_out() {
 }
 
 #[test]
+fn the_page_sends_the_access_token_if_an_audience_is_set() {
+    const AUDIENCE: &str = "https://drops.example/";
+    in_browser("the_page_sends_the_access_token_if_an_audience_is_set", async {
+        let provider = Provider::start("access").await;
+        let variables = [
+            ("USER_JWT_KEY", ""),
+            ("USER_JWT_ISS", &provider.url),
+            ("USER_JWT_AUD", AUDIENCE),
+            ("OIDC_CLIENT_ID", "access"),
+            ("OIDC_SCOPE", "openid email"),
+            ("OIDC_AUDIENCE", AUDIENCE),
+        ];
+        let world = World::start(Runtime::from_env(), "page-sign-in-access", "test", &variables).await;
+        world.core.create("page-access", limits()).await;
+        let page = visit(&world, "page-access", "").await;
+        press_sign_in(&page).await;
+        provider.log_in(&page, "alice").await;
+        page.until(USER, "Signed in as alice").await;
+        let asked = provider.asked();
+        assert_eq!((asked["audience"].as_str(), asked["scope"].as_str()), (AUDIENCE, "openid email"));
+        let token = page.eval(TOKEN).await;
+        let parts: Vec<_> = token.as_str().expect("a token").split('.').map(decoded).collect();
+        assert_eq!((&parts[0]["typ"], &parts[1]["aud"]), (&json!("at+jwt"), &json!(AUDIENCE)), "{parts:?}");
+        page.press("#claim").await;
+        page.until(PHASE, "won").await;
+        assert_eq!(world.core.sql().until("page-access", 1).await[0].user_id, "alice");
+        page.close_after_visit_to(&provider.url).await;
+    });
+}
+
+/// Returns a part of a token as JSON; null for the signature.
+fn decoded(part: &str) -> Value {
+    let bytes = URL_SAFE_NO_PAD.decode(part).expect("base64url");
+    serde_json::from_slice(&bytes).unwrap_or_default()
+}
+
+#[test]
 fn a_sign_in_that_fails_leads_back_to_the_page() {
     in_browser("a_sign_in_that_fails_leads_back_to_the_page", async {
-        let provider = Provider::start().await;
+        let provider = Provider::start("cancelled").await;
         let world = provider.world("ES256").await;
         world.core.create("page-cancelled", limits()).await;
         let page = visit(&world, "page-cancelled", "&lang=zh").await;
