@@ -5,8 +5,11 @@
 //! `{}`, user `alice`, client `192.0.2.1`, idempotency key `key-1` →
 //! `lBSki68EzMKottqDKCKzFOU_MjBLjDpjctYnGxcispk`. With `Claimgate-Attempt: 1`, whose value is then one more
 //! field → `48eN84Qk4129Fd4I9UPaaI0o1hm5cjwLl1OK1uAg0e0`. With `X-Claimgate-User-Ids: hmac:VR1TK4` and no
-//! mark, the last field is `user-ids:hmac:VR1TK4` → `gif4TS1PKgEeHSlAXz9OpSKwZPwooVWjW1KCLeETcg0`. With both,
-//! the mark is the field before → `ccm084IlOiC86Ae81o0QENnY6WjegfpljSy9Jadlv3s`.
+//! mark, one more field is `user-ids:hmac:VR1TK4` → `gif4TS1PKgEeHSlAXz9OpSKwZPwooVWjW1KCLeETcg0`. With both,
+//! the mark is the field before → `ccm084IlOiC86Ae81o0QENnY6WjegfpljSy9Jadlv3s`. With `X-Claimgate-Pass: shown:1`,
+//! the last field is `pass:shown:1`: without the others → `kLt3OUi3OYjIGNMWbX_gD4rg6VMAEaeBA9ZwUarVBms`, after the
+//! mark → `CCusfe28Ih55KKvuHhKZTDSloDK4y1UzGP2sr_2AA68`, after the user ids →
+//! `keKMcyPrNgth7luhm_ZzfaeMUfFH6ecVjzsmC-3Qljc`, after both → `qYVryg7QQgQIj0CgNugycR4wff9pR1RhQ7EqMkaxEcI`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -321,10 +324,14 @@ mod tests {
     fn signatures_match_the_test_vector() {
         assert_eq!(parts().sign(&key(), at(SIGNED_AT)), "lBSki68EzMKottqDKCKzFOU_MjBLjDpjctYnGxcispk");
         assert_eq!(marked().sign(&key(), at(SIGNED_AT)), "48eN84Qk4129Fd4I9UPaaI0o1hm5cjwLl1OK1uAg0e0");
-        let user_ids = "hmac:VR1TK4";
+        let (user_ids, pass) = ("hmac:VR1TK4", "shown:1");
         for (parts, signature) in [
             (SignedParts { user_ids, ..parts() }, "gif4TS1PKgEeHSlAXz9OpSKwZPwooVWjW1KCLeETcg0"),
             (SignedParts { user_ids, ..marked() }, "ccm084IlOiC86Ae81o0QENnY6WjegfpljSy9Jadlv3s"),
+            (SignedParts { pass, ..parts() }, "kLt3OUi3OYjIGNMWbX_gD4rg6VMAEaeBA9ZwUarVBms"),
+            (SignedParts { pass, ..marked() }, "CCusfe28Ih55KKvuHhKZTDSloDK4y1UzGP2sr_2AA68"),
+            (SignedParts { user_ids, pass, ..parts() }, "keKMcyPrNgth7luhm_ZzfaeMUfFH6ecVjzsmC-3Qljc"),
+            (SignedParts { user_ids, pass, ..marked() }, "qYVryg7QQgQIj0CgNugycR4wff9pR1RhQ7EqMkaxEcI"),
         ] {
             assert_eq!(parts.sign(&key(), at(SIGNED_AT)), signature);
         }
