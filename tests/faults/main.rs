@@ -36,6 +36,7 @@ mod logs;
 mod machine;
 mod migrations;
 mod names;
+mod old_refusals;
 mod outbox;
 mod passes;
 mod plans;
