@@ -8,7 +8,7 @@ use support::inspect::key;
 use support::signing::Signed;
 use support::times::from_now;
 use support::wait::{holds, until_status};
-use support::{Core, CoreOptions, Reply, SOON, claim_body, eventually};
+use support::{Core, CoreOptions, RedisView, Reply, SOON, claim_body, eventually};
 
 use crate::fixture::Fixture;
 use crate::tally::Row;
@@ -87,30 +87,63 @@ async fn the_rule_is_in_force_at_every_core_with_its_answer() {
     }
 }
 
+/// Returns the number of script calls and their processor time in microseconds, on all primaries.
+async fn script_cost(redis: &RedisView) -> [u64; 2] {
+    let infos: Vec<String> = redis.query_all(&["INFO", "commandstats"]).await;
+    let lines = infos.iter().flat_map(|info| info.lines());
+    let fcalls = lines.filter_map(|line| line.strip_prefix("cmdstat_fcall:"));
+    fcalls.fold([0, 0], |sums, line| {
+        let number = |name: &str| -> u64 {
+            let value = line.split(',').find_map(|field| field.strip_prefix(name)).expect("a field");
+            value.parse().expect("a number")
+        };
+        [sums[0] + number("calls="), sums[1] + number("usec=")]
+    })
+}
+
+/// Sends [`WITHOUT_A_PASS`] claims without a pass, and checks that each gets `denial`.
+async fn deny_all(cores: [&Core; 2], campaign: &str, denial: &str) {
+    for from in (0..WITHOUT_A_PASS).step_by(CONCURRENCY) {
+        let calls = (from..WITHOUT_A_PASS.min(from + CONCURRENCY)).map(|at| async move {
+            let (core, user) = (cores[at / 2 % 2], format!("u{}", at / 2));
+            if at % 2 == 0 {
+                eventually(SOON, || async {
+                    let reply = Signed::first_try(core, campaign, &user, "k").send(core).await;
+                    holds(reply.status != 503, || reply.text()).map(|()| reply)
+                })
+                .await
+            } else {
+                claim(core, campaign, &user, "k", "").await
+            }
+        });
+        for reply in join_all(calls).await {
+            reply.refused(403, denial);
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn claims_without_a_pass_win_nothing() {
     let row = Row::begin("20,000 claims without a pass");
     let Some(fixture) = row.needs(Fixture::two_cores().await) else { return };
     fixture.core.create_with(always("demo", json!({"total": 10, "per_user": 1}))).await;
     let cores = [&fixture.core, fixture.other()];
-    for from in (0..WITHOUT_A_PASS).step_by(CONCURRENCY) {
-        let calls = (from..WITHOUT_A_PASS.min(from + CONCURRENCY)).map(|at| async move {
-            let (core, user) = (cores[at / 2 % 2], format!("u{}", at / 2));
-            if at % 2 == 0 {
-                eventually(SOON, || async {
-                    let reply = Signed::first_try(core, "demo", &user, "k").send(core).await;
-                    holds(reply.status != 503, || reply.text()).map(|()| reply)
-                })
-                .await
-            } else {
-                claim(core, "demo", &user, "k", "").await
-            }
-        });
-        for reply in join_all(calls).await {
-            reply.refused(403, "pass_required");
-        }
-    }
+    fixture.core.create_with(always("paused", json!({"total": 10, "per_user": 1}))).await;
+    fixture.core.set_admin_state("paused", "pause").await.expect(200);
     let redis = fixture.redis().await;
+    let mut costs = Vec::new();
+    for (campaign, denial) in [("paused", "paused"), ("demo", "pass_required")] {
+        let before = script_cost(&redis).await;
+        deny_all(cores, campaign, denial).await;
+        let after = script_cost(&redis).await;
+        costs.push([after[0] - before[0], after[1] - before[1]]);
+    }
+    let [[paused_calls, paused_us], [calls, us]] = costs[..] else { panic!("{costs:?}") };
+    #[allow(clippy::cast_precision_loss)] // microseconds
+    let ratio = us as f64 / paused_us as f64;
+    println!("{calls} calls without a pass, {paused_calls} while paused; processor time {ratio:.2} times");
+    // Cores decide several claims with one call; how many depends on the load.
+    assert!(calls <= WITHOUT_A_PASS as u64 / 2, "{calls} calls: claims without a pass are not batched");
     assert_eq!((redis.counter("demo", "taken").await, redis.counter("demo", "events").await), (0, 0));
     for user in 0..10 {
         claim(cores[user % 2], "demo", &format!("u{user}"), "k", SHOWN).await.expect(201);
