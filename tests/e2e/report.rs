@@ -3,12 +3,13 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 use support::available::available;
+use support::clock::FrozenClock;
 use support::core_client::{API_TOKEN, campaign};
 use support::pair::{EDGE_KEY, Pair};
 use support::signing::Signed;
 use support::times::now_ms;
 use support::wait::{holds, until_status};
-use support::{Core, CoreOptions, Reply, SOON, eventually};
+use support::{Core, CoreOptions, Reply, SOON, Servers, eventually};
 
 use crate::command_line::run_against;
 
@@ -105,6 +106,25 @@ async fn the_report_of_a_small_sale_equals_a_count_by_hand() {
         holds(is_returned && reported["sold_out_at"].is_string(), || claims.to_string())
     })
     .await;
+}
+
+#[tokio::test]
+async fn the_peak_of_a_small_sale_equals_a_count_by_hand() {
+    let begins_ms = now_ms() / 1_000 * 1_000;
+    let mut clock = FrozenClock::at(begins_ms);
+    let servers = Servers::start_frozen(&clock).await;
+    let core = CoreOptions::default().with("CLAIMGATE_REDIS_URL", servers.url()).start().await;
+    core.create("sale", json!({"total": 6})).await;
+    // One claim in the first second, three in the next, two in the last.
+    for (user, after_ms) in [999, 1_000, 1_500, 1_999, 2_000, 2_001].into_iter().enumerate() {
+        servers.set_frozen_clock(&mut clock, begins_ms + after_ms).await;
+        core.claim("sale", &format!("u{user}"), "k").await.expect(201);
+    }
+    core.sql().until("sale", 6).await;
+    let reported = report(&core, "sale").await;
+    let peak = &reported["claims"]["peak"];
+    assert_eq!(peak["per_s"], 3, "{reported:#}");
+    assert_eq!(support::times::ms(peak["at"].as_str().unwrap()), begins_ms + 1_000);
 }
 
 #[tokio::test]

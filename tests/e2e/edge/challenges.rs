@@ -10,7 +10,7 @@ use reqwest::RequestBuilder;
 use serde_json::{Value, json};
 use sha2::Sha256;
 use support::edge::{Runtime, World};
-use support::times::from_now;
+use support::times::{from_now, ms, now_ms};
 use support::turnstile::{self, Fault, Turnstile};
 use support::{Reply, promised};
 
@@ -19,6 +19,8 @@ use super::run;
 
 /// The edge's key.
 pub const SIGNING_KEY: &str = "edge:AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyA";
+/// Default of the edge's `PASS_SECONDS`.
+const PASS_SECONDS: i64 = 3_600;
 
 /// Starts a world whose edge issues passes for proofs of work that a test solves immediately.
 async fn altcha_world(name: &str, environment: &str) -> World {
@@ -41,6 +43,12 @@ pub async fn create_with_pass(world: &World, campaign: &str) {
     let rules = json!({"id": campaign, "name": campaign, "starts_at": from_now(-60), "limits": {"total": 10},
         "pass": {"required": "always"}});
     world.core.create_with(rules).await;
+}
+
+/// Returns `exp` of a pass.
+fn expiry_s(pass: &str) -> i64 {
+    let payload = URL_SAFE_NO_PAD.decode(pass.split('.').nth(1).unwrap()).unwrap();
+    serde_json::from_slice::<Value>(&payload).unwrap()["exp"].as_i64().unwrap()
 }
 
 fn challenge_request(world: &World, campaign: &str, user: &str) -> RequestBuilder {
@@ -87,9 +95,14 @@ fn a_solved_challenge_gives_a_pass_for_its_user_and_campaign() {
         }
         let _ = world.first_try("altcha", "alice", "k").await.refused(403, "pass_required");
         let solved = body(&solved(&world, "altcha", "alice").await);
+        let before_s = now_ms() / 1_000;
         let given = send(&world, "altcha", "alice", &solved).await.expect(200);
+        let issued_s = before_s..=now_ms() / 1_000;
         assert_eq!(given.header("cache-control"), "no-store");
         let pass = given.json()["pass"].as_str().unwrap().to_owned();
+        let expires_ms = ms(given.json()["expires_at"].as_str().unwrap());
+        assert_eq!(expires_ms, expiry_s(&pass) * 1_000, "the answer and the pass agree");
+        assert!(issued_s.contains(&(expires_ms / 1_000 - PASS_SECONDS)), "{expires_ms}, issued {issued_s:?}");
         let _ = claim_with(&world, "altcha", "bob", &pass).await.refused(403, "pass_required");
         let _ = claim_with(&world, "altcha-2", "alice", &pass).await.refused(403, "pass_required");
         let _ = claim_with(&world, "altcha", "alice", &pass).await.expect(201);
