@@ -7,10 +7,11 @@ use serde_json::{Value, json};
 use support::clock::Clock;
 use support::core_client::campaign;
 use support::edge::{Edge, Runtime, World, payload};
+use support::inspect::key;
 use support::issuer::Issuer;
 use support::stand_in::{Canned, StandIn};
 use support::times::{from_now, ms, now_ms};
-use support::wait::holds;
+use support::wait::{holds, until_status};
 use support::{CoreOptions, Reply, SOON, Servers, eventually};
 
 use super::{claims_sent_to_core, run, until_rejected_early};
@@ -168,6 +169,54 @@ fn a_winner_finds_the_claim_after_the_pass_has_expired() {
             claim(&world, "members", "bob", "k", &bobs).await.expect(201).json()["claim"]["user_id"],
             "bob"
         );
+    });
+}
+
+/// Checks that Alice finds her claim through `edge`, where Bob gets `denial`.
+async fn alice_has_won(world: &World, edge: &Edge, won: &Value, denial: &str) {
+    let unmarked = |user: &str| world.claim_request_at(edge, "members", user).header("Idempotency-Key", "k");
+    for retry in [unmarked("alice"), unmarked("alice").pass(&expired("members", "alice"))] {
+        assert_eq!(world.send(retry).await.expect(200).json()["claim"], *won);
+    }
+    world.send(unmarked("bob")).await.refused(403, denial);
+}
+
+#[test]
+fn a_winner_finds_the_claim_through_another_edge() {
+    run(async {
+        let core = CoreOptions::default().with("CLAIMGATE_ARCHIVE_AFTER_S", "1").start().await;
+        let variables = [("PASS_KEYS", SHOP)];
+        let world = World::before(core, Runtime::from_env(), "edge-passes-first", "test", &variables).await;
+        create(&world, "members", json!({"total": 1000}), json!({"required": "always"})).await;
+        // The other edge verifies no passes.
+        let core_url = format!("http://{}", world.core.listen());
+        let (edge_key, user_key) = (world.core.data_file("edge.key"), world.core.data_file("user-jwt.key"));
+        let variables =
+            [("CORE_URL", core_url.as_str()), ("EDGE_KEY", &edge_key), ("USER_JWT_KEY", &user_key)];
+        let other = Edge::start(Runtime::from_env(), "edge-passes-other", "test", &variables).await;
+
+        let made = claim(&world, "members", "alice", "k", &pass("members", "alice", None)).await.expect(201);
+        let won = made.json()["claim"].clone();
+        for edge in [&world.edge, &other] {
+            alice_has_won(&world, edge, &won, "pass_required").await;
+        }
+        // The end must follow the first claim, which pins the user ids: an earlier end could not be removed.
+        world.core.patch("members", json!({"ends_at": from_now(0)})).await.expect(200);
+        let redis = world.core.redis().await;
+        eventually(SOON, || async {
+            let there: u64 = redis.query(&["EXISTS", &key("members", "campaign")]).await;
+            holds(there == 0, || "not evicted yet".to_owned())
+        })
+        .await;
+        for edge in [&world.edge, &other] {
+            alice_has_won(&world, edge, &won, "ended").await;
+        }
+        let reopen = json!({"ends_at": null});
+        until_status(SOON, &[200], async || world.core.patch("members", reopen.clone()).await).await;
+        for edge in [&world.edge, &other] {
+            alice_has_won(&world, edge, &won, "pass_required").await;
+        }
+        assert_eq!(world.core.sql().claims("members").await.len(), 1);
     });
 }
 
