@@ -3,7 +3,7 @@
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -25,6 +25,15 @@ struct Lossy {
     delay: Mutex<Duration>,
     accepted: AtomicUsize,
     requests: Mutex<Vec<Vec<u8>>>,
+    reports: Mutex<Stalled>,
+    released: Condvar,
+}
+
+/// Reports of refusals that the proxy holds back.
+#[derive(Debug, Default)]
+struct Stalled {
+    is_on: bool,
+    count: usize,
 }
 
 /// Requests on one connection that are not answered yet.
@@ -47,6 +56,8 @@ impl LossyProxy {
             delay: Mutex::default(),
             accepted: AtomicUsize::new(0),
             requests: Mutex::default(),
+            reports: Mutex::default(),
+            released: Condvar::new(),
         });
         let carrier = Arc::clone(&lossy);
         thread::spawn(move || {
@@ -90,6 +101,17 @@ impl LossyProxy {
         self.lossy.loses_all.store(yes, Ordering::SeqCst);
     }
 
+    /// Holds reports of refusals back while `yes` is set, then forwards them.
+    pub fn stall_reports(&self, yes: bool) {
+        *self.lossy.reports.lock().unwrap() = Stalled { is_on: yes, count: 0 };
+        self.lossy.released.notify_all();
+    }
+
+    /// Returns the number of reports that are held back.
+    pub fn stalled_reports(&self) -> usize {
+        self.lossy.reports.lock().unwrap().count
+    }
+
     /// Returns the recorded requests that contain `needle`.
     pub fn requests_with(&self, needle: &str) -> Vec<String> {
         let requests = self.lossy.requests.lock().unwrap();
@@ -126,7 +148,11 @@ impl Lossy {
                 // Edges report refusals at any time.
                 unanswered.report.store(head.ends_with(b"/refusals HTTP/1.1"), Ordering::SeqCst);
             }
+            let is_report = head.starts_with(b"POST ") && head.ends_with(b"/refusals HTTP/1.1");
             self.requests.lock().unwrap().push(bytes[..count].to_vec());
+            if is_report {
+                self.wait_while_stalled();
+            }
             if core.write_all(&bytes[..count]).is_err() {
                 break;
             }
@@ -146,6 +172,14 @@ impl Lossy {
             if edge.write_all(&bytes[..count]).is_err() {
                 break;
             }
+        }
+    }
+
+    fn wait_while_stalled(&self) {
+        let mut reports = self.reports.lock().unwrap();
+        if reports.is_on {
+            reports.count += 1;
+            drop(self.released.wait_while(reports, |reports| reports.is_on).unwrap());
         }
     }
 

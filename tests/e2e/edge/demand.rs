@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt as _, stream};
 use serde_json::{Value, json};
-use support::edge::{Runtime, World};
+use support::edge::{Edge, Runtime, World};
 use support::times::{ms, now_ms};
 use support::wait::holds;
 use support::{SOON, eventually, promised};
 
-use super::{open_world, run, run_alone, until_rejected_early};
+use super::{claims_sent_to_core, open_world, run, run_alone, until_rejected_early};
 use crate::dashboard::LiveStream;
 use crate::report::{refused, report};
 
@@ -69,8 +69,14 @@ fn a_storm_of_refusals_is_reported_exactly() {
         let mut stream = LiveStream::open(&world.core, &world.core.admin_token()).await;
         let [refused_before, edges_before] = settled(&mut stream).await;
 
+        let reports_sent = || world.proxy.requests_with("POST /internal/v1/refusals ").len();
+        let reports_before = reports_sent();
         let began = Instant::now();
         let answers = storm(world, "great-demand", count).await;
+        let reports = reports_sent() - reports_before;
+        // The edge has one isolate, which sends at most one report a second.
+        let reports_max = began.elapsed().as_secs() + 1;
+        assert!(reports as u64 <= reports_max, "{reports} reports, at most {reports_max}");
         let (ended, ended_ms) = (Instant::now(), now_ms());
         // On a slow machine, core may decide a claim after the edge has answered that the outcome is unknown.
         let (sold_out, unknown) = (answers["sold_out"], answers.get("unavailable").copied().unwrap_or(0));
@@ -199,5 +205,94 @@ fn a_report_whose_answer_is_lost_counts_once() {
         let numbers: Vec<_> =
             sent.iter().filter(|text| text.contains(r#""number":"#)).filter_map(number).collect();
         assert!(numbers.iter().filter(|number| *number == "1").count() > 1, "not sent again: {numbers:?}");
+    });
+}
+
+/// Sends `count` claims to `edge` that it refuses as `invalid_request`.
+async fn refuse(world: &World, edge: &Edge, campaign: &str, count: usize) {
+    for _ in 0..count {
+        let request = world.claim_request_at(edge, campaign, "u").body("{");
+        let _ = world.send_once(request).await.refused(400, "invalid_request");
+    }
+}
+
+#[test]
+fn an_edge_that_stops_loses_only_what_it_has_not_reported() {
+    run(async {
+        let world = World::start(Runtime::from_env(), "edge-demand-first", "test", &[]).await;
+        world.core.create("stopped", json!({"total": 5})).await;
+        let core_url = format!("http://{}", world.core.listen());
+        let (edge_key, user_key) = (world.core.data_file("edge.key"), world.core.data_file("user-jwt.key"));
+        let variables =
+            [("CORE_URL", core_url.as_str()), ("EDGE_KEY", &edge_key), ("USER_JWT_KEY", &user_key)];
+        let start = || Edge::start(Runtime::from_env(), "edge-demand-second", "test", &variables);
+        let edge = start().await;
+        let until_counted = async |reason: &str, count: u64| {
+            eventually(SOON, || async {
+                let reported = report(&world.core, "stopped").await;
+                let [at_edges, _] = refused(&reported, reason);
+                holds(at_edges >= count, || format!("{at_edges} of {count}")).map(|()| reported)
+            })
+            .await
+        };
+        refuse(&world, &edge, "stopped", 50).await;
+        let reported = until_counted("invalid_request", 50).await;
+        assert_eq!(refused(&reported, "invalid_request"), [50, 0]);
+        refuse(&world, &edge, "stopped", 7).await;
+        drop(edge);
+
+        let edge = start().await;
+        for _ in 0..5 {
+            let request = world.claim_request_at(&edge, "stopped", "u").header("Content-Type", "text/plain");
+            let _ = world.send_once(request).await;
+        }
+        // Core writes reports in the order of their arrival.
+        let reported = until_counted("unsupported_media_type", 5).await;
+        assert_eq!(refused(&reported, "unsupported_media_type"), [5, 0]);
+        let [at_edges, at_core] = refused(&reported, "invalid_request");
+        assert!((50..=57).contains(&at_edges) && at_core == 0, "{at_edges} + {at_core}");
+        println!("{} of 7 unreported refusals were lost", 57 - at_edges);
+    });
+}
+
+#[test]
+fn no_claim_waits_for_a_report() {
+    run_alone(async {
+        let world = World::start(Runtime::from_env(), "edge-demand-stalled", "test", &[]).await;
+        for (campaign, total) in [("many", 1_000), ("none", 0)] {
+            world.core.create(campaign, json!({"total": total})).await;
+        }
+        world.until_edge_shows("none", "sold_out").await;
+        world.proxy.stall_reports(true);
+        let mut sold_out = 0;
+        // The second report is sent after the timeout of the first.
+        for reports in 1..=2 {
+            eventually(SOON, || async {
+                refuse(&world, &world.edge, "many", 1).await;
+                let stalled = world.proxy.stalled_reports();
+                holds(stalled >= reports, || format!("{stalled} reports are stalled"))
+            })
+            .await;
+            for n in 0..20 {
+                let user = format!("u{reports}-{n}");
+                let _ = world.send(world.keyed_request("many", &user, "k")).await.expect(201);
+                let early = world.send_once(world.first_try_request("none", &user, "k")).await;
+                let early = early.refused(409, "sold_out");
+                sold_out += u64::from(claims_sent_to_core(&world, &early).is_empty());
+            }
+        }
+        assert!(sold_out > 0, "the edge refuses without core");
+        let reported = report(&world.core, "many").await;
+        assert_eq!(refused(&reported, "invalid_request"), [0, 0], "reports were not stalled");
+        world.proxy.stall_reports(false);
+        // Core receives the first report several times.
+        let reported = eventually(SOON, || async {
+            refuse(&world, &world.edge, "many", 1).await;
+            let reported = report(&world.core, "none").await;
+            let [at_edges, _] = refused(&reported, "sold_out");
+            holds(at_edges >= sold_out, || format!("{at_edges} of {sold_out}")).map(|()| reported)
+        })
+        .await;
+        assert_eq!(refused(&reported, "sold_out")[0], sold_out);
     });
 }
