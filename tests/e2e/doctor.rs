@@ -150,6 +150,23 @@ async fn a_sound_setup_has_no_findings() {
 }
 
 #[tokio::test]
+async fn the_doctor_names_where_each_limit_comes_from() {
+    let data = directory();
+    let limited = ["sh", "-c", "ulimit -n 900 && exec taskset --cpu-list 0 \"$0\" \"$@\""];
+    let output = run(&limited, &[], data.path(), &[]).await;
+    let text = String::from_utf8(output.stdout).unwrap();
+    let warning = "warning: the limit of open files and connections is 900";
+    for (kind, part) in [
+        ("checked: ", "open files: 900 (hard limit of this process)"),
+        ("checked: ", "processors: 1 (affinity and CPU quota of this process)"),
+        ("checked: memory: ", " MiB (/"),
+        (warning, "LimitNOFILE="),
+    ] {
+        assert!(text.lines().any(|line| line.starts_with(kind) && line.contains(part)), "{part}: {text}");
+    }
+}
+
+#[tokio::test]
 async fn winners_without_codes_are_a_warning() {
     only_on!(OWN, "it starts its own servers");
     let core = CoreOptions::default().start_in(directory()).await;

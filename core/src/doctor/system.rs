@@ -1,8 +1,9 @@
-//! Checks the machine: the data directory's permissions and file system, descriptors, memory.
+//! Checks the machine: the data directory's permissions and file system, limits of the process.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+use std::thread;
 
 use super::report::{Finding, Report};
 use super::setup::{Database, Redis, Setup};
@@ -40,11 +41,22 @@ pub(super) fn examine(setup: &Setup, report: &mut Report) {
         ));
     }
     report.add("secret files: permissions", secret_files());
-    report.add("the limit of open files", descriptors());
+    limits(setup, report);
+}
+
+/// Checks the limits of this process, and names where each comes from.
+fn limits(setup: &Setup, report: &mut Report) {
+    if let Ok((_, hard)) = rlimit::Resource::NOFILE.get() {
+        report.add(format!("open files: {hard} (hard limit of this process)"), descriptors(hard));
+    }
+    if let Ok(processors) = thread::available_parallelism() {
+        report.add(format!("processors: {processors} (affinity and CPU quota of this process)"), None);
+    }
+    let Some(MemoryLimit { bytes, file }) = MemoryLimit::read() else { return };
+    let file = file.display();
+    report.add(format!("memory: {} MiB ({file})", bytes >> 20), None);
     if let Redis::Own { maxmemory_bytes, .. } = setup.redis {
-        let finding = MemoryLimit::read().and_then(|MemoryLimit { bytes, file }| {
-            memory("redis.maxmemory", maxmemory_bytes, bytes, &format!("of {}", file.display()))
-        });
+        let finding = memory("redis.maxmemory", maxmemory_bytes, bytes, &format!("of {file}"));
         report.add("Redis' memory limit", finding);
     }
 }
@@ -119,8 +131,7 @@ fn full_disk(directory: &Path) -> Option<Finding> {
     })
 }
 
-fn descriptors() -> Option<Finding> {
-    let (_, hard) = rlimit::Resource::NOFILE.get().ok()?;
+fn descriptors(hard: u64) -> Option<Finding> {
     (hard < DESCRIPTORS_MIN).then(|| {
         let problem =
             format!("the limit of open files and connections is {hard}: full load needs {DESCRIPTORS_MIN}");
