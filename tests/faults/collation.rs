@@ -1,6 +1,7 @@
 //! PostgreSQL sorts strings differently from before: a different libc or ICU is installed, or a dump is
 //! restored elsewhere.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -9,11 +10,13 @@ use support::checker::{Checker, Expect};
 use support::core_client::campaign;
 use support::postgres::Postgres;
 use support::sql::{Campaigns, Claims, Sql};
+use support::topology::ONE_SERVER;
 use support::wait::holds;
-use support::{Core, CoreOptions, SOON, Servers, eventually, promised};
+use support::{Core, CoreOptions, SOON, Servers, eventually, only_on, promised};
 use tokio::time::sleep;
 
 use crate::fixture::{Fixture, ROOMY};
+use crate::layout6::Layout6;
 use crate::tally::{Row, say};
 
 /// Changes the order to upper case first, without building the indexes again. PostgreSQL 17 has renamed the column.
@@ -184,6 +187,48 @@ async fn ids_are_compared_by_bytes_after_a_conversion_under_load() {
     );
     fixture.others.push(second);
     fixture.judge(row, &checker, Expect::default()).await;
+}
+
+/// An upgrade from layout 6 converts the strings of the database, and the keys of each campaign.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_cores_convert_layout_and_collation_under_load() {
+    only_on!(ONE_SERVER, "the keys are written to one server");
+    let row = Row::begin("two cores upgrade a database and keys of layout 6");
+    let Some(postgres) = row.needs(Postgres::start().await) else { return };
+    let mut fixture = fixture(postgres).await;
+    let mut second = another(&fixture).await;
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    checker.win(&fixture.core, 0..100).await;
+    fixture.relayed("demo").await;
+    for core in [&mut fixture.core, &mut second] {
+        core.stop().await;
+    }
+    of_a_former_collation(&mut fixture).await;
+    row.fault();
+    let old = Layout6::replace(fixture.redis().await).await;
+    for user in 100..150 {
+        old.claim(&checker, &format!("u{user}"), "k").await;
+    }
+    old.return_claim(&checker, "u3", "k").await;
+    fixture.core = fixture.core.launch_tested();
+    let second = second.launch_tested();
+    let (first, cores) = (&fixture.core, [&fixture.core, &second]);
+    tokio::join!(claims(&checker, first, 200..400), claims(&checker, &second, 300..500));
+    let logs = cores.map(Core::log).concat();
+    // The first conversion was that of the new database.
+    let converted: Vec<_> = logs.lines().filter(|line| line.contains("compared by bytes")).skip(1).collect();
+    assert_eq!((others(&fixture).await, converted.len()), (0, 1), "{logs}");
+    say(converted[0]);
+    assert_eq!(fixture.redis().await.query::<String>(&["GET", "cg:layout"]).await, "7");
+    fixture.others.push(second);
+    fixture.judge(row, &checker, Expect::default()).await;
+}
+
+/// Sends one claim of each of `users`, and retries until core decides it, even while core starts.
+async fn claims(checker: &Checker, core: &Core, users: Range<u32>) {
+    for user in users {
+        checker.decided(SOON, core, &format!("u{user}"), "k").await;
+    }
 }
 
 /// The other cores must wait for the converting core; otherwise they would build the same indexes. A

@@ -29,6 +29,7 @@ mod import;
 mod jobs;
 mod keys;
 mod killed;
+mod layout6;
 mod load;
 mod lock;
 mod log_storm;
