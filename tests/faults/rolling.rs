@@ -311,12 +311,19 @@ struct PatientLoad {
     decided: AtomicUsize,
     /// The time of the last decision, and the longest time between two decisions.
     pause: Mutex<(Instant, Duration)>,
+    /// The last answer without a decision.
+    undecided: Mutex<String>,
 }
 
 impl PatientLoad {
     fn new() -> Self {
         let pause = Mutex::new((Instant::now(), Duration::ZERO));
-        Self { over: AtomicBool::default(), decided: AtomicUsize::default(), pause }
+        Self {
+            over: AtomicBool::default(),
+            decided: AtomicUsize::default(),
+            pause,
+            undecided: Mutex::default(),
+        }
     }
 
     fn record_decided(&self) {
@@ -344,7 +351,10 @@ impl PatientLoad {
             for _ in 0..2 {
                 let outcome = loop {
                     let reply = client.send(request(&attempt)).await;
-                    let outcome = reply.ok().and_then(|reply| ClaimOutcome::of(&reply));
+                    let outcome = reply.as_ref().ok().and_then(ClaimOutcome::of);
+                    if outcome.is_none() {
+                        *self.undecided.lock().unwrap() = format!("{reply:?}");
+                    }
                     checker.record(&attempt, outcome.clone().unwrap_or(ClaimOutcome::Unknown));
                     if let Some(outcome) = outcome {
                         break outcome;
@@ -365,7 +375,10 @@ impl PatientLoad {
         let until = self.decided.load(Ordering::Relaxed) + CLAIMS_PER_RESTART;
         eventually(SOON, || async {
             let decided = self.decided.load(Ordering::Relaxed);
-            holds(decided >= until, || format!("{decided} of {until} claims decided"))
+            holds(decided >= until, || {
+                let last = self.undecided.lock().unwrap();
+                format!("{decided} of {until} claims decided; the last other answer: {last}")
+            })
         })
         .await;
     }
@@ -389,10 +402,15 @@ async fn a_rolling_upgrade_converts_campaigns_under_load() {
             "NOT RUN an upgrade from the previous Redis layout: the previous version has this layout",
         );
     }
-    let edge = pair.edge(Runtime::Workerd, "conversion").await;
     let checker = Checker::create(&pair.cores[1], "demo", LIMITS).await;
-    let request =
-        |attempt: &ClaimAttempt| edge.claim_request(checker.campaign(), &attempt.user, &attempt.key);
+    // Cores are upgraded before the edge, so a back end calls either core in turn.
+    let (client, turn) = (client().once(), AtomicUsize::default());
+    let urls = [0, 1].map(|core| pair.cores[core].url("/internal/v1/claims"));
+    let request = |attempt: &ClaimAttempt| {
+        let url = &urls[turn.fetch_add(1, Ordering::Relaxed) % urls.len()];
+        let body = claim_body(checker.campaign(), &attempt.user, &attempt.key, attempt.units);
+        client.request(Method::POST, url).bearer_auth(API_TOKEN).json(&body)
+    };
     let load = PatientLoad::new();
     let cores = &mut pair.cores;
     let upgrade = async {
