@@ -48,6 +48,7 @@ pub mod sql;
 pub mod stalls;
 pub mod stand_in;
 pub mod storm;
+pub mod stripe;
 pub mod time_limits;
 pub mod times;
 pub mod topology;

@@ -3,6 +3,7 @@
 mod api;
 mod campaign;
 mod challenges;
+mod checkout;
 mod clients;
 mod deployment;
 mod embedding;
