@@ -269,7 +269,7 @@ clean_up() {
 trap clean_up EXIT
 trap 'exit 130' INT TERM HUP
 # A daemon without a bridge builds in the machine's network.
-printf 'services:\n  core: {build: {network: host}}\n  edge: {build: {network: host}}\n' >"$work/network.yaml"
+printf 'services:\n  core: &host {build: {network: host}}\n  campaign: *host\n  edge: *host\n' >"$work/network.yaml"
 
 start_daemon || die "Docker's daemon does not start."
 make_base_images
