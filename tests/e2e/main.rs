@@ -7,6 +7,7 @@
 mod add;
 mod admin;
 mod alarm_rules;
+mod apply;
 mod architecture;
 mod audit;
 mod bad_calls;
@@ -54,6 +55,7 @@ mod secret_codes;
 mod slow_connections;
 mod sold_out;
 mod start;
+mod terminal;
 mod threads;
 mod topologies;
 mod traces;

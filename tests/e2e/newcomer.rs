@@ -1,19 +1,17 @@
 //! First steps on the command line: mistakes are reported with the flag, the value and the remedy;
 //! irreversible actions need a confirmation; ids and times are never truncated.
 
-use std::path::Path;
-use std::process::{Output, Stdio};
-
 use reqwest::Method;
 use serde_json::{Value, json};
 use support::core_client::{API_TOKEN, campaign};
 use support::edge::{built, root};
-use support::process::{command, free_address};
+use support::process::free_address;
 use support::signing::claim_id;
 use support::times::from_now;
-use support::{Core, CoreOptions, SOON, binary};
+use support::{Core, CoreOptions, SOON};
 
-use crate::command_line::{CommandOutput, run, run_against};
+use crate::command_line::{run, run_against};
+use crate::terminal::on_a_terminal;
 
 /// A mistake: the command, its exit status, and parts of its message.
 type Mistake<'a> = (&'a [&'a str], i32, &'a [&'a str]);
@@ -302,32 +300,6 @@ async fn the_error_for_another_listeners_path_names_that_listener() {
     let swapped = core.listen().to_string();
     let list = run_against(&core, &["campaign", "list", "--admin-listen", &swapped]).await.ended(1);
     list.one_line("core's admin listener");
-}
-
-/// Runs a command on a terminal with this many columns, and types `typed`.
-async fn on_a_terminal(core: &Core, columns: u16, arguments: &[&str], typed: &str) -> CommandOutput {
-    let quoted: Vec<_> = arguments.iter().map(|argument| format!("'{argument}'")).collect();
-    let line = format!("stty cols {columns}; exec {} {}", binary::claimgate().display(), quoted.join(" "));
-    let mut script = command(Path::new("script"));
-    script
-        .args(["--quiet", "--return", "--echo", "never", "--command", &line, "/dev/null"])
-        .current_dir(core.data_dir());
-    script.env("CLAIMGATE_LISTEN", core.listen().to_string());
-    script.env("CLAIMGATE_ADMIN_LISTEN", core.admin_listen().to_string());
-    script.env("CLAIMGATE_DATA_DIR", core.data_dir()).env("SHELL", "/bin/sh");
-    script.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let typed = typed.to_owned();
-    let output = tokio::task::spawn_blocking(move || {
-        let mut terminal = script.spawn().unwrap();
-        std::io::Write::write_all(&mut terminal.stdin.take().unwrap(), typed.as_bytes()).unwrap();
-        terminal.wait_with_output().unwrap()
-    });
-    let Output { status, stdout, stderr } = output.await.unwrap();
-    CommandOutput {
-        status: status.code().unwrap_or(-1),
-        out: String::from_utf8(stdout).unwrap().replace('\r', ""),
-        err: String::from_utf8(stderr).unwrap(),
-    }
 }
 
 #[tokio::test]

@@ -1,6 +1,5 @@
 //! `claimgate campaign`: lists, shows, creates and changes campaigns.
 
-use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use claimgate_client::{Answer, Error, NewCampaign};
@@ -12,12 +11,14 @@ use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 
 use super::addition::AddArgs;
+use super::apply::ApplyArgs;
 use super::call_args::CallArgs;
 use super::changed::show_changed;
 use super::client::{CallError, Core};
 use super::codes::{self, CodesCommand};
 use super::confirmation::ConfirmArgs;
 use super::imports::ImportArgs;
+use super::limit_arg::LimitArg;
 use super::printer::{say, show};
 use super::table;
 use super::times::{TimeArg, zone_of};
@@ -35,6 +36,8 @@ pub enum CampaignCommand {
     Show(IdArgs),
     /// Change name, window, limits, hold or pass rule; omitted settings stay as they are
     Update(Box<UpdateArgs>),
+    /// Create and change campaigns so that they are as in a file
+    Apply(Box<ApplyArgs>),
     /// Add units to the total, or remove some
     Add(AddArgs),
     /// Pause a campaign: claims are denied until it is resumed
@@ -76,37 +79,6 @@ pub struct EndArgs {
     campaign: IdArgs,
     #[command(flatten)]
     confirm: ConfirmArgs,
-}
-
-/// A number that is at least `MIN`, or "none".
-#[derive(Debug, Clone, Copy)]
-struct LimitArg<const MIN: u32 = 1>(Option<u32>);
-
-impl LimitArg {
-    /// Returns the limit; an absent argument is unlimited.
-    fn limit(arg: Option<Self>) -> Option<NonZeroU32> {
-        NonZeroU32::new(arg?.0?)
-    }
-}
-
-impl<const MIN: u32> std::str::FromStr for LimitArg<MIN> {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if text == "none" {
-            return Ok(Self(None));
-        }
-        match text.parse::<i128>() {
-            Ok(number) if number < MIN.into() => Err(match MIN {
-                0 => format!("{number} is below 0; use 0 for a campaign that starts empty"),
-                _ => format!("{number} is below {MIN}; use none for no limit"),
-            }),
-            Ok(number) => match u32::try_from(number) {
-                Ok(limit) => Ok(Self(Some(limit))),
-                Err(_) => Err(format!("{number} is above {}; use none for no limit", u32::MAX)),
-            },
-            Err(_) => Err(format!("must be a whole number from {MIN} to {}, or none", u32::MAX)),
-        }
-    }
 }
 
 #[derive(Debug, Args)]
@@ -274,6 +246,7 @@ impl CampaignCommand {
             Self::List(args) => args.run().await,
             Self::Show(args) => args.run(async |core, id| core.admin.campaign(id).await).await,
             Self::Update(args) => args.run().await,
+            Self::Apply(args) => args.run().await,
             Self::Add(args) => args.run().await,
             Self::Pause(args) => args.run(async |core, id| core.admin.pause(id).await).await,
             Self::Resume(args) => args.run(async |core, id| core.admin.resume(id).await).await,
@@ -426,23 +399,4 @@ fn instant(
 ) -> Result<Option<Timestamp>, CallError> {
     let instant = time.map(|time| time.instant(zone, now)).transpose();
     instant.map_err(|problem| CallError::Usage(format!("{flag}: {problem}")))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_out_of_range_limit_error_says_what_to_use() {
-        for (text, problem) in [
-            ("-5", "-5 is below 0; use 0 for a campaign that starts empty"),
-            ("4294967296", "4294967296 is above 4294967295; use none for no limit"),
-            ("many", "must be a whole number from 0 to 4294967295, or none"),
-            ("1.5", "must be a whole number from 0 to 4294967295, or none"),
-        ] {
-            assert_eq!(text.parse::<LimitArg<0>>().unwrap_err(), problem);
-        }
-        assert_eq!("0".parse::<LimitArg>().unwrap_err(), "0 is below 1; use none for no limit");
-        assert_eq!("0".parse::<LimitArg<0>>().unwrap().0, Some(0));
-    }
 }

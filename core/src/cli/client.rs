@@ -61,17 +61,29 @@ impl CallError {
     /// Returns the command's exit status.
     pub fn exit_status(&self) -> u8 {
         match self {
-            Self::Config(_) | Self::Usage(_) | Self::Output(_) | Self::Call(Error::Setup(_)) => USAGE,
-            Self::Call(Error::Problem(problem)) | Self::Refused(_, problem) => {
-                match problem.status.as_u16() {
-                    400 | 401 | 413 | 415 => USAGE,
-                    408 | 500.. => UNAVAILABLE,
-                    _ => REFUSED,
-                }
-            }
+            Self::Config(_) | Self::Usage(_) | Self::Output(_) => USAGE,
+            Self::Call(error) => status_of(error),
+            Self::Refused(_, problem) => status_of_problem(problem),
             Self::Differs | Self::NotDone(_) => REFUSED,
-            Self::Call(Error::NoAnswer { .. } | Error::Unread(_)) | Self::Unavailable(_) => UNAVAILABLE,
+            Self::Unavailable(_) => UNAVAILABLE,
         }
+    }
+}
+
+/// Returns the exit status of a command whose call failed.
+pub fn status_of(error: &Error) -> u8 {
+    match error {
+        Error::Problem(problem) => status_of_problem(problem),
+        Error::Setup(_) => USAGE,
+        Error::NoAnswer { .. } | Error::Unread(_) => UNAVAILABLE,
+    }
+}
+
+fn status_of_problem(problem: &Problem) -> u8 {
+    match problem.status.as_u16() {
+        400 | 401 | 413 | 415 => USAGE,
+        408 | 500.. => UNAVAILABLE,
+        _ => REFUSED,
     }
 }
 

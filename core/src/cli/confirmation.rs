@@ -1,4 +1,4 @@
-//! Confirmation of commands that cannot be undone.
+//! Confirmation of commands that cannot be undone, or that change several campaigns.
 
 use std::io::{self, IsTerminal as _};
 
@@ -7,7 +7,7 @@ use clap::Args;
 use super::client::CallError;
 use super::printer::prompt;
 
-/// The arguments of every command that cannot be undone.
+/// The arguments of every command that asks for confirmation.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct ConfirmArgs {
     /// Do not ask for confirmation
@@ -17,20 +17,28 @@ pub struct ConfirmArgs {
 
 impl ConfirmArgs {
     /// Returns immediately with `--yes`, otherwise after the user has typed `word`. `what` is a clause that
-    /// describes the action.
+    /// describes the action, which cannot be undone.
+    ///
+    /// # Errors
+    /// As for [`Self::ask`].
+    pub fn confirm(self, what: &str, word: &str) -> Result<(), CallError> {
+        self.ask(&format!("{what}; this cannot be undone"), word)
+    }
+
+    /// Returns immediately with `--yes`, otherwise after the user has typed `word`. `what` is a sentence
+    /// without a full stop that describes the action.
     ///
     /// # Errors
     /// [`CallError::Usage`] if there is no terminal, [`CallError::NotDone`] if anything else was typed.
-    pub fn confirm(self, what: &str, word: &str) -> Result<(), CallError> {
+    pub fn ask(self, what: &str, word: &str) -> Result<(), CallError> {
         if self.yes {
             return Ok(());
         }
         if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
-            let problem =
-                format!("{what}; this cannot be undone. There is no terminal to confirm on: give --yes");
+            let problem = format!("{what}. There is no terminal to confirm on: give --yes");
             return Err(CallError::Usage(problem));
         }
-        prompt(&format_args!("{what}; this cannot be undone. Type {word} to continue: "));
+        prompt(&format_args!("{what}. Type {word} to continue: "));
         let mut typed = String::new();
         io::stdin()
             .read_line(&mut typed)

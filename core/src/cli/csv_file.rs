@@ -1,7 +1,6 @@
 //! CSV files that commands send to core.
 
-use std::fs::File;
-use std::io::{IsTerminal as _, Read};
+use std::io::IsTerminal as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -10,6 +9,7 @@ use claimgate_shared::http;
 use tokio::time::interval;
 
 use super::client::CallError;
+use super::input;
 use super::printer::progress;
 
 const BYTES_PER_MB: f64 = 1e6;
@@ -22,21 +22,8 @@ impl CsvFile {
     /// Reads a file of at most the size that core accepts; `-` is standard input. `split` says how to split a
     /// larger one.
     pub fn read(path: &Path, split: &str) -> Result<Self, CallError> {
-        const MAX: u64 = http::IMPORT_BYTES_MAX as u64;
-        let of_stdin = path.as_os_str() == "-";
-        let name = if of_stdin { "standard input".to_owned() } else { path.display().to_string() };
-        let wrong = |why: &dyn std::fmt::Display| CallError::Usage(format!("{name}: {why}"));
-        let source: Box<dyn Read> = if of_stdin {
-            Box::new(std::io::stdin().lock())
-        } else {
-            Box::new(File::open(path).map_err(|error| wrong(&error))?)
-        };
-        let mut csv = Vec::new();
-        source.take(MAX + 1).read_to_end(&mut csv).map_err(|error| wrong(&error))?;
-        if csv.len() as u64 > MAX {
-            return Err(wrong(&format_args!("is larger than 256 MiB; {split}")));
-        }
-        Ok(Self(csv))
+        let too_large = format!("is larger than 256 MiB; {split}");
+        Ok(Self(input::read(path, http::IMPORT_BYTES_MAX, &too_large)?))
     }
 
     /// Returns the size in MB.

@@ -1,6 +1,7 @@
 //! The command line. Exit status: 0 done, 1 denied by a rule, 2 wrong usage or configuration, 3 unavailable.
 
 mod addition;
+mod apply;
 mod audit;
 mod call_args;
 mod campaigns;
@@ -18,6 +19,8 @@ mod drill;
 mod exit_status;
 mod foreign;
 mod imports;
+mod input;
+mod limit_arg;
 mod pass;
 mod printer;
 mod replication;

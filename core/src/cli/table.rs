@@ -63,7 +63,8 @@ pub fn campaign(campaign: &Value) -> String {
     pairs(&rows)
 }
 
-fn pass(rule: &Value, zone: &TimeZone) -> String {
+/// Formats the rule of when claims need a pass, with its time in `zone`.
+pub fn pass(rule: &Value, zone: &TimeZone) -> String {
     match rule["required"].as_str() {
         None => "not required".to_owned(),
         Some("until") => format!("required until {}", time(&rule["until"], zone)),
@@ -352,7 +353,8 @@ fn time(value: &Value, zone: &TimeZone) -> String {
     at.map_or_else(|| text_of(value), |at| shown(at, zone))
 }
 
-fn time_or(value: &Value, none: &str, zone: &TimeZone) -> String {
+/// Formats a time in `zone`, or `none` for `null`; any other value stays as it is.
+pub fn time_or(value: &Value, none: &str, zone: &TimeZone) -> String {
     if value.is_null() { none.to_owned() } else { time(value, zone) }
 }
 

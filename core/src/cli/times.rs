@@ -68,6 +68,11 @@ fn time_of_day(text: &str) -> Option<Time> {
 }
 
 impl TimeArg {
+    /// Returns whether the instant depends on the time at which the command runs.
+    pub fn is_relative(self) -> bool {
+        matches!(self, Self::Day(..) | Self::Later(_))
+    }
+
     /// Returns the time's instant in `zone`, with `now` rounded down to a second.
     ///
     /// # Errors

@@ -18,6 +18,15 @@ async fn the_operators_commands_work_as_shown() {
     core.set_admin_state("tickets", "pause").await.expect(200);
     let desk = ExampleShell::of(&core).replacing("CAMPAIGN", "tickets");
     let mut operations = Examples::of("docs/operations.md");
+    desk.write("campaigns.yaml", operations.next("- id: spring-sale"));
+    let apply = operations.next("target/debug/claimgate campaign apply");
+    for (status, preview, result) in
+        [(1, "spring-sale: create", "members: created, version 1"), (0, "unchanged", "members: unchanged")]
+    {
+        let applied = desk.run_each(&apply).await;
+        assert_eq!((applied[0].status, applied[1].status), (status, 0), "{applied:?}");
+        assert!(applied[0].out.contains(preview) && applied[1].out.contains(result), "{applied:?}");
+    }
     let _ = desk.run(&operations.next("target/debug/claimgate doctor")).await.ended(0);
     desk.write("claims.csv", operations.next("user_id,quantity"));
     let _ = desk

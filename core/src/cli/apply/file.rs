@@ -1,0 +1,446 @@
+//! The campaigns of a file: the members of the admin API's create, with times as the flags take them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
+use std::slice;
+use std::str::FromStr;
+
+use claimgate_client::NewCampaign;
+use claimgate_shared::{CampaignId, Limits, PassRule, Timestamp};
+
+use super::yaml::{Content, Mistake, Node};
+use crate::cli::limit_arg::LimitArg;
+use crate::cli::times::TimeArg;
+use crate::domain::campaign_change;
+use crate::domain::codes::PER_CLAIM_MAX;
+use crate::domain::days::TimeZone;
+use crate::nearest::{nearest, suggestion};
+
+const MEMBERS: [&str; 9] =
+    ["id", "name", "starts_at", "ends_at", "time_zone", "limits", "hold_seconds", "pass", "codes"];
+const LIMITS: [&str; 4] = ["total", "per_user", "per_user_per_day", "per_claim"];
+const PASS: [&str; 2] = ["required", "until"];
+
+/// A campaign as the file has it.
+#[derive(Debug)]
+pub struct Wanted {
+    /// The campaign. A member that the file lacks has the default of a new campaign.
+    pub campaign: NewCampaign,
+    /// Whether the file has the name: otherwise an existing campaign keeps its own.
+    pub has_name: bool,
+    /// The time zone.
+    pub zone: TimeZone,
+    /// The time members whose instant depends on the time of the run, each with its text.
+    pub relative: BTreeMap<&'static str, String>,
+    /// The positions of the members.
+    pub places: Places,
+}
+
+/// The positions of a campaign's members in the file, for messages.
+#[derive(Debug, Default)]
+pub struct Places {
+    /// The campaign's id, or its number in the file.
+    who: String,
+    line: usize,
+    /// The line of each member by its path, and its text if it is neither a list nor an object.
+    members: BTreeMap<String, (usize, Option<String>)>,
+}
+
+impl Places {
+    /// Creates the mistake of the member at `path`, with the member's line and text. An absent member has the line of
+    /// its object.
+    pub fn mistake(&self, path: &str, why: impl Display) -> Mistake {
+        let parent = path.rsplit_once('.').and_then(|(parent, _)| self.members.get(parent));
+        let missing = (parent.map_or(self.line, |(line, _)| *line), None);
+        let (line, text) = self.members.get(path).cloned().unwrap_or(missing);
+        let text = text.map(|text| format!("'{text}': ")).unwrap_or_default();
+        Mistake::at(line, format!("{}: {path}: {text}{why}", self.who))
+    }
+}
+
+/// Reads the campaigns of a file; `now` is the time of the run.
+///
+/// # Errors
+/// All mistakes, in the order of their lines.
+pub fn campaigns(root: &Node, now: Timestamp) -> Result<Vec<Wanted>, Vec<Mistake>> {
+    let entries = match &root.content {
+        Content::List(items) => items.as_slice(),
+        _ => slice::from_ref(root),
+    };
+    let (mut found, mut mistakes) = (Vec::new(), Vec::new());
+    for (number, entry) in (1..).zip(entries) {
+        match Reader::of(entry, number, now).read(entry) {
+            Ok(wanted) => found.push(wanted),
+            Err(wrong) => mistakes.extend(wrong),
+        }
+    }
+    if entries.is_empty() {
+        mistakes.push(Mistake::at(root.line, "the list has no campaigns"));
+    }
+    let mut ids = BTreeSet::new();
+    for Wanted { campaign, places, .. } in &found {
+        if !ids.insert(&campaign.id) {
+            mistakes.push(places.mistake("id", "is in the file twice"));
+        }
+    }
+    if mistakes.is_empty() {
+        return Ok(found);
+    }
+    mistakes.sort_by_key(|mistake| mistake.line);
+    Err(mistakes)
+}
+
+/// Reads one campaign, and collects its mistakes.
+#[derive(Debug)]
+struct Reader {
+    places: Places,
+    zone: TimeZone,
+    now: Timestamp,
+    relative: BTreeMap<&'static str, String>,
+    mistakes: Vec<Mistake>,
+}
+
+impl Reader {
+    fn of(entry: &Node, number: usize, now: Timestamp) -> Self {
+        let members = match &entry.content {
+            Content::Object(members) => members.as_slice(),
+            _ => &[],
+        };
+        let id = members.iter().find(|member| member.name == "id");
+        let who = match id.map(|id| &id.value.content) {
+            Some(Content::Scalar { text, .. }) => text.clone(),
+            _ => format!("campaign {number}"),
+        };
+        Self {
+            places: Places { who, line: entry.line, members: BTreeMap::new() },
+            zone: TimeZone::default(),
+            now,
+            relative: BTreeMap::new(),
+            mistakes: Vec::new(),
+        }
+    }
+
+    fn read(mut self, entry: &Node) -> Result<Wanted, Vec<Mistake>> {
+        if !matches!(entry.content, Content::Object(_)) {
+            let why = format!("{}: must be an object with id, name, limits and so on", self.places.who);
+            return Err(vec![Mistake::at(entry.line, why)]);
+        }
+        let members = self.members("", entry, &MEMBERS);
+        self.zone = self.parsed("time_zone", members.get("time_zone").copied()).unwrap_or_default();
+        let id: Option<CampaignId> = self.parsed("id", members.get("id").copied());
+        if members.get("id").is_none_or(|id| id.content == Content::Null) {
+            self.wrong("id", "is missing");
+        }
+        let name = members.get("name").and_then(|name| self.text("name", name));
+        let codes = members.get("codes").is_some_and(|codes| self.boolean("codes", codes));
+        let limits = self.limits(members.get("limits").copied(), codes);
+        let hold_seconds = LimitArg::limit(self.parsed("hold_seconds", members.get("hold_seconds").copied()));
+        let starts_at = self.time("starts_at", members.get("starts_at").copied());
+        let ends_at = self.time("ends_at", members.get("ends_at").copied());
+        let pass = members.get("pass").and_then(|pass| self.pass(pass));
+        self.check_bounded(&limits);
+        let Some(id) = id.filter(|_| self.mistakes.is_empty()) else { return Err(self.mistakes) };
+        let has_name = name.is_some();
+        let campaign = NewCampaign {
+            name: name.unwrap_or_else(|| id.to_string()),
+            id,
+            starts_at,
+            ends_at,
+            time_zone: self.zone.name().to_owned(),
+            limits,
+            hold_seconds,
+            pass,
+            codes,
+        };
+        match check(&campaign, &self.places) {
+            Ok(()) => Ok(Wanted {
+                campaign,
+                has_name,
+                zone: self.zone,
+                relative: self.relative,
+                places: self.places,
+            }),
+            Err(mistake) => Err(vec![mistake]),
+        }
+    }
+
+    fn wrong(&mut self, path: &str, why: impl Display) {
+        self.mistakes.push(self.places.mistake(path, why));
+    }
+
+    /// Returns the members of an object at `path` that are among `known`, and reports all others.
+    fn members<'n>(&mut self, path: &str, node: &'n Node, known: &[&str]) -> BTreeMap<&'n str, &'n Node> {
+        let mut found = BTreeMap::new();
+        let Content::Object(members) = &node.content else {
+            self.wrong(path, format!("must be an object with {}", known.join(", ")));
+            return found;
+        };
+        for member in members {
+            let full = if path.is_empty() { member.name.clone() } else { format!("{path}.{}", member.name) };
+            let text = match &member.value.content {
+                Content::Scalar { text, .. } => Some(text.clone()),
+                _ => None,
+            };
+            let is_repeated = self.places.members.insert(full.clone(), (member.line, text)).is_some();
+            if !known.contains(&member.name.as_str()) {
+                self.wrong(&full, unknown(path, &member.name, known));
+            } else if is_repeated {
+                self.wrong(&full, "is given twice");
+            } else {
+                found.insert(member.name.as_str(), &member.value);
+            }
+        }
+        found
+    }
+
+    /// Returns the text of a value; `None` for `null` and, with a mistake, for a list or an object.
+    fn text(&mut self, path: &str, node: &Node) -> Option<String> {
+        match &node.content {
+            Content::Scalar { text, .. } => Some(text.clone()),
+            Content::Null => None,
+            Content::List(_) | Content::Object(_) => {
+                self.wrong(path, "must be one value, not a list or an object");
+                None
+            }
+        }
+    }
+
+    /// Parses a value; `None` if it is absent or `null`, or with a mistake if it is invalid.
+    fn parsed<T: FromStr<Err: Display>>(&mut self, path: &str, node: Option<&Node>) -> Option<T> {
+        match self.text(path, node?)?.parse() {
+            Ok(value) => Some(value),
+            Err(why) => {
+                self.wrong(path, why);
+                None
+            }
+        }
+    }
+
+    fn boolean(&mut self, path: &str, node: &Node) -> bool {
+        match self.text(path, node).as_deref() {
+            Some("true") => return true,
+            Some("false") | None => {}
+            Some(_) => self.wrong(path, "must be true or false"),
+        }
+        false
+    }
+
+    fn limits(&mut self, node: Option<&Node>, codes: bool) -> Limits {
+        let members = match node.filter(|node| is_given(node)) {
+            Some(node) => self.members("limits", node, &LIMITS),
+            None => BTreeMap::new(),
+        };
+        let limit = |reader: &mut Self, name: &str| {
+            LimitArg::limit(reader.parsed(&format!("limits.{name}"), members.get(name).copied()))
+        };
+        let total: Option<LimitArg<0>> = self.parsed("limits.total", members.get("total").copied());
+        let mut limits = Limits {
+            total: total.and_then(|limit| limit.0),
+            per_user: limit(self, "per_user"),
+            per_user_per_day: limit(self, "per_user_per_day"),
+            per_claim: limit(self, "per_claim"),
+        };
+        if codes {
+            limits.per_claim = limits.per_claim.or(Some(PER_CLAIM_MAX));
+        }
+        limits
+    }
+
+    /// Reports a campaign without limits, unless another mistake may be the cause.
+    fn check_bounded(&mut self, limits: &Limits) {
+        let is_bounded = limits.total.is_some() || limits.per_user.or(limits.per_user_per_day).is_some();
+        // A total of `null` or none is intended, a missing one may be forgotten.
+        if self.mistakes.is_empty() && !is_bounded && !self.places.members.contains_key("limits.total") {
+            self.wrong(
+                "limits",
+                "no limit is given, so anyone could claim any number of units; give total, per_user or \
+                 per_user_per_day, or total: none if that is intended",
+            );
+        }
+    }
+
+    /// Returns the instant of a time; `None` if it is absent, `null` or none, or with a mistake if it is invalid.
+    fn time(&mut self, path: &'static str, node: Option<&Node>) -> Option<Timestamp> {
+        let time: TimeArg = self.parsed(path, node.filter(|node| is_given(node)))?;
+        if time.is_relative() {
+            let text = node.and_then(|node| self.text(path, node)).unwrap_or_default();
+            self.relative.insert(path, text);
+        }
+        match time.instant(&self.zone, self.now) {
+            Ok(at) => Some(at),
+            Err(why) => {
+                self.wrong(path, why);
+                None
+            }
+        }
+    }
+
+    fn pass(&mut self, node: &Node) -> Option<PassRule> {
+        if !is_given(node) {
+            return None;
+        }
+        let mistakes = self.mistakes.len();
+        let members = self.members("pass", node, &PASS);
+        if self.mistakes.len() > mistakes {
+            return None;
+        }
+        let required = members.get("required").and_then(|required| self.text("pass.required", required));
+        let until = self.time("pass.until", members.get("until").copied());
+        match (required.as_deref(), until) {
+            (Some("always"), None) => return Some(PassRule::Always),
+            (Some("until"), Some(until)) => return Some(PassRule::Until { until }),
+            (Some("always"), Some(_)) => self.wrong("pass.until", "needs required: until"),
+            (Some("until"), None) if members.get("until").is_none_or(|until| !is_given(until)) => {
+                self.wrong("pass.until", "is missing");
+            }
+            (Some("until"), None) => {}
+            (Some(_), _) => self.wrong("pass.required", "must be always or until"),
+            (None, _) => self.wrong("pass.required", "is missing; it must be always or until"),
+        }
+        None
+    }
+}
+
+/// Returns whether a value is neither `null` nor none.
+fn is_given(node: &Node) -> bool {
+    match &node.content {
+        Content::Null => false,
+        Content::Scalar { text, .. } => text != "none",
+        Content::List(_) | Content::Object(_) => true,
+    }
+}
+
+/// Returns what is wrong with the unknown member `name` of the object at `path`, with the nearest known name.
+fn unknown(path: &str, name: &str, known: &[&str]) -> String {
+    let limit = || nearest(name, LIMITS).filter(|_| path.is_empty()).map(|limit| format!("limits.{limit}"));
+    match nearest(name, known.iter().copied()).map(str::to_owned).or_else(limit) {
+        Some(near) => format!("unknown member{}", suggestion(&near)),
+        None => format!("unknown member; the members are {}", known.join(", ")),
+    }
+}
+
+/// Checks a campaign by core's own rules.
+fn check(campaign: &NewCampaign, places: &Places) -> Result<(), Mistake> {
+    let body = serde_json::to_vec(campaign).unwrap_or_default();
+    campaign_change::NewCampaign::parse(&body).map(drop).map_err(|problem| {
+        let path = problem.extensions.field.unwrap_or_default();
+        let why = problem.detail.strip_prefix(&format!("{path}: ")).unwrap_or(&problem.detail);
+        places.mistake(&path, why)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::cli::apply::yaml::parse;
+
+    /// 2026-11-27 21:46:05 in Shanghai.
+    const NOW: &str = "2026-11-27T13:46:05.250Z";
+
+    fn read(text: &str) -> Result<Vec<Wanted>, Vec<String>> {
+        let root = parse(text).unwrap().unwrap();
+        let wanted = campaigns(&root, NOW.parse().unwrap());
+        wanted.map_err(|mistakes| mistakes.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn members_are_as_in_the_api_and_times_as_in_the_flags() {
+        let yaml = "id: sale\nname: 春节\ntime_zone: Asia/Shanghai\nstarts_at: 2026-12-01 08:00\nends_at: tomorrow 08:00\n\
+                    limits: {total: 100, per_user: 3, per_claim: none}\nhold_seconds: 600\n\
+                    pass: {required: until, until: 2026-12-01T10:00:00+08:00}\n";
+        let wanted = read(&yaml.replace("tomorrow 08:00", "2026-12-31 08:00")).unwrap();
+        assert_eq!(
+            json!(wanted[0].campaign),
+            json!({
+                "id": "sale", "name": "春节", "time_zone": "Asia/Shanghai",
+                "starts_at": "2026-12-01T00:00:00.000Z", "ends_at": "2026-12-31T00:00:00.000Z",
+                "limits": {"total": 100, "per_user": 3, "per_user_per_day": null, "per_claim": null},
+                "hold_seconds": 600, "codes": false,
+                "pass": {"required": "until", "until": "2026-12-01T02:00:00.000Z"},
+            })
+        );
+        assert!(wanted[0].relative.is_empty());
+        let relative = read(&yaml.replace("starts_at: 2026-12-01 08:00", "starts_at: now")).unwrap();
+        assert_eq!(json!(relative[0].campaign.ends_at), json!("2026-11-28T00:00:00.000Z"));
+        let members: Vec<_> = relative[0].relative.keys().copied().collect();
+        assert_eq!(members, ["ends_at", "starts_at"]);
+    }
+
+    #[test]
+    fn absent_members_have_the_defaults_of_a_new_campaign() {
+        let wanted =
+            read("- id: a\n  limits:\n    total: none\n- id: 7\n  codes: true\n  limits: {total: 0}\n")
+                .unwrap();
+        assert_eq!(
+            json!(wanted[0].campaign),
+            json!({
+                "id": "a", "name": "a", "ends_at": null, "time_zone": "UTC", "hold_seconds": null, "pass": null,
+                "limits": {"total": null, "per_user": null, "per_user_per_day": null, "per_claim": null}, "codes": false,
+            })
+        );
+        let codes = &wanted[1].campaign;
+        assert_eq!((codes.id.as_str(), codes.limits.per_claim), ("7", Some(PER_CLAIM_MAX)));
+    }
+
+    #[test]
+    fn each_mistake_names_line_campaign_member_and_value() {
+        for (yaml, expected) in [
+            ("id: a\nlimits:\n  totl: 5", "3: a: limits.totl: '5': unknown member; did you mean total?"),
+            ("id: a\ntotal: 5", "2: a: total: '5': unknown member; did you mean limits.total?"),
+            (
+                "id: a\nstate: open",
+                "2: a: state: 'open': unknown member; the members are id, name, starts_at",
+            ),
+            ("id: a\nlimits: {total: -5}", "2: a: limits.total: '-5': -5 is below 0; use 0"),
+            ("id: a\nlimits: {per_user: [1]}", "2: a: limits.per_user: must be one value, not a list"),
+            ("id: a\nlimits: 5", "2: a: limits: '5': must be an object with total, per_user"),
+            ("id: a\nname: A\nname: B\nlimits: {total: 1}", "3: a: name: 'B': is given twice"),
+            ("id: a\nname: ''\nlimits: {total: 1}", "2: a: name: '': must be 1 to 200 characters"),
+            ("id: a b\nlimits: {total: 1}", "1: a b: id: 'a b': must be 1 to 64 characters"),
+            ("name: A\nlimits: {total: 1}", "1: campaign 1: id: is missing"),
+            ("- 5", "1: campaign 1: must be an object"),
+            ("[]", "1: the list has no campaigns"),
+            (
+                "- id: a\n  limits: {total: 1}\n- id: a\n  limits: {total: 1}",
+                "3: a: id: 'a': is in the file twice",
+            ),
+            ("id: a", "1: a: limits: no limit is given"),
+            ("id: a\nlimits: {per_claim: 1}", "2: a: limits: no limit is given"),
+            (
+                "id: a\ntime_zone: Shanghai",
+                "2: a: time_zone: 'Shanghai': must be an IANA time zone; did you mean Asia/Shanghai?",
+            ),
+            ("id: a\nstarts_at: soon", "2: a: starts_at: 'soon': must be a time such as"),
+            (
+                "id: a\ntime_zone: Europe/Berlin\nends_at: 2027-03-28 02:30",
+                "3: a: ends_at: '2027-03-28 02:30': 2027-03-28 02:30 does not exist",
+            ),
+            (
+                "id: a\nlimits: {total: 1}\nstarts_at: 2027-01-02 00:00\nends_at: 2027-01-01 00:00",
+                "4: a: ends_at: '2027-01-01 00:00': ends_at must be after starts_at",
+            ),
+            ("id: a\nhold_seconds: 0", "2: a: hold_seconds: '0': 0 is below 1"),
+            ("id: a\ncodes: yes", "2: a: codes: 'yes': must be true or false"),
+            (
+                "id: a\ncodes: true\nlimits: {total: 0, per_claim: 1001}",
+                "3: a: limits.per_claim: '1001': must be at most 1000",
+            ),
+            ("id: a\npass: always", "2: a: pass: 'always': must be an object with required, until"),
+            ("id: a\npass: {required: ever}", "2: a: pass.required: 'ever': must be always or until"),
+            ("id: a\npass: {required: until}", "2: a: pass.until: is missing"),
+            ("id: a\npass: {required: always, until: +1h}", "2: a: pass.until: '+1h': needs required: until"),
+        ] {
+            let mistakes = read(yaml).unwrap_err();
+            assert!(mistakes[0].starts_with(expected), "{yaml}: {mistakes:?}");
+        }
+    }
+
+    #[test]
+    fn all_mistakes_are_reported_in_their_order() {
+        let mistakes = read("- id: a\n  hold: 5\n  limits: {total: x}\n- id: b\n  limit: {}\n").unwrap_err();
+        let lines: Vec<_> = mistakes.iter().map(|mistake| mistake.split(':').next().unwrap()).collect();
+        assert_eq!(lines, ["2", "3", "5"], "{mistakes:?}");
+    }
+}
