@@ -130,6 +130,31 @@ async fn work_of_a_frozen_core_is_committed_once() {
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
+/// Two cores that drain one outbox read parts of it in turns. Each commits a part as soon as SQL has the parts
+/// before it: neither waits for a later part of the other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_cores_drain_one_outbox_without_blocking_each_other() {
+    let row = Row::begin("two cores drain an outbox of 3,000 entries");
+    let _turn = heavy().await;
+    // One entry for each claim.
+    let options = CoreOptions::default().with("CLAIMGATE_BATCH_MAX", "1");
+    let Some(fixture) = row.needs(Fixture::two_cores_with(options).await) else { return };
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    let held = fixture.sql.hold().await;
+    row.fault();
+    over_both(&checker, &fixture, 3000, 1, 32).await;
+    held.release().await;
+    fixture.relayed("demo").await;
+    for core in [&fixture.core, fixture.other()] {
+        let relayed: u64 = core.metric("claimgate_relayed_events_total").await.unwrap_or(0);
+        assert!(relayed > 500, "both relay: {relayed}");
+        let log = core.log();
+        let waited: Vec<_> = log.lines().filter(|line| line.contains("lacks earlier events")).collect();
+        assert!(waited.is_empty(), "{waited:#?}");
+    }
+    fixture.judge(row, &checker, Expect::default()).await;
+}
+
 /// Neither core grants claims by old rules, regardless of which core changed the rules.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rule_change_applies_to_the_next_decision_on_any_core() {

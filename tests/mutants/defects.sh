@@ -3,10 +3,10 @@
 
 # Invariants 6 and 7: entries removed from the outbox are in SQL.
 defect ack_before_commit core/src/jobs/outbox_relay.rs \
-    '            let Committed { turn, codes } = match self.commit_in_order(' \
-    '            let mut early = self.parts.redis.session_of(handle.keys.slot, from).await?;
-            self.parts.redis.acknowledge(&mut early, &handle.keys, &batch.entries, &[]).await?;
-            let Committed { turn, codes } = match self.commit_in_order('
+    '        let Committed { turn, codes } = self.commit_in_order(' \
+    '        let mut early = self.parts.redis.session_of(handle.keys.slot, from).await?;
+        self.parts.redis.acknowledge(&mut early, &handle.keys, &run.entries, &[]).await?;
+        let Committed { turn, codes } = self.commit_in_order('
 defect recovery_skips_the_outbox core/src/engine/lifecycle/recovery.rs \
     'let relayed = self.relay_suspended(handle, suspended.epoch).await?;' 'let relayed = 0;'
 defect backlog_not_lowered lua/ack.lua \

@@ -51,4 +51,15 @@ impl OutboxEntry {
     pub fn new(id: String, epoch: Epoch, count: u64, events: Vec<ClaimEvent>) -> Self {
         Self { id, epoch, count, events, by: None, extended_from: None, trace: None }
     }
+
+    /// Returns the campaign's event count before this entry.
+    pub fn count_before(&self) -> u64 {
+        self.count.saturating_sub(self.events.len() as u64)
+    }
+
+    /// Returns whether no event is missing between `earlier` and this entry. Counts of different epochs are not
+    /// comparable.
+    pub fn follows(&self, earlier: &Self) -> bool {
+        self.epoch != earlier.epoch || self.count_before() <= earlier.count
+    }
 }

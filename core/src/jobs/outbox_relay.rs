@@ -59,7 +59,7 @@ const STAMPEDE_EVENTS: usize = 2048;
 const LAG_MAX: Duration = Duration::from_secs(5);
 /// The interval at which a waiting relay checks its condition again.
 const RECHECK: Duration = Duration::from_millis(5);
-/// Timeout of a batch that waits for another core to commit earlier entries.
+/// Timeout of entries that wait for another core to commit earlier entries.
 const IN_ORDER_MAX: Duration = Duration::from_secs(1);
 /// The time limit for closing the connections to SQL.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
@@ -401,48 +401,60 @@ impl<'a> Relay<'a> {
             self.dead_letter(handle, from, id).await?;
         }
         let entries = batch.len();
-        if !batch.entries.is_empty() {
-            let batch = Arc::new(batch);
-            let campaign = handle.campaign();
-            let began = SystemTime::now();
-            let Committed { turn, codes } = match self.commit_in_order(handle, &batch).await {
-                Err(CommitError::Write(OutboxWriteError::Constraint(error))) => {
+        let mut turn = None;
+        for run in batch.into_runs() {
+            drop(turn.take());
+            turn = match self.commit_run(handle, from, Arc::new(run)).await {
+                Err(RelayError::Commit(CommitError::Write(OutboxWriteError::Constraint(error)))) => {
                     return self.suspend_campaign(handle, &error).await;
                 }
                 committed => committed?,
             };
-            for entry in &batch.entries {
-                if let Some(trace) = &entry.trace {
-                    Trace::stored(trace, campaign.id.as_str(), entry.events.len(), began);
-                }
-            }
-            self.parts.registry.notices().relayed.notify_one();
-            let mut session = self.parts.redis.session_of(handle.keys.slot, from).await?;
-            let left =
-                self.parts.redis.acknowledge(&mut session, &handle.keys, &batch.entries, &codes).await?;
-            metrics::RELAYED.add(batch.events() as u64);
-            handle.record_backlog(left);
-            self.largest_backlog.fetch_max(left, Ordering::Relaxed);
-            if let Some(turn) = turn.filter(|_| self.pauses) {
-                self.yield_to_claims(turn).await;
-            }
+        }
+        // Not between two runs: another core may wait for the second.
+        if let Some(turn) = turn.filter(|_| self.pauses) {
+            self.yield_to_claims(turn).await;
         }
         Ok(entries)
     }
 
-    /// Commits a batch to SQL once SQL has all earlier events, which another core may be relaying. If those
+    /// Commits entries without a gap, and removes them. Returns the writer's turn, if this call committed.
+    async fn commit_run(
+        &self,
+        handle: &CampaignHandle,
+        from: Generation,
+        run: Arc<OutboxBatch>,
+    ) -> Result<Option<WriterTurn<'_>>, RelayError> {
+        let campaign = handle.campaign();
+        let began = SystemTime::now();
+        let Committed { turn, codes } = self.commit_in_order(handle, &run).await?;
+        for entry in &run.entries {
+            if let Some(trace) = &entry.trace {
+                Trace::stored(trace, campaign.id.as_str(), entry.events.len(), began);
+            }
+        }
+        self.parts.registry.notices().relayed.notify_one();
+        let mut session = self.parts.redis.session_of(handle.keys.slot, from).await?;
+        let left = self.parts.redis.acknowledge(&mut session, &handle.keys, &run.entries, &codes).await?;
+        metrics::RELAYED.add(run.events() as u64);
+        handle.record_backlog(left);
+        self.largest_backlog.fetch_max(left, Ordering::Relaxed);
+        Ok(turn)
+    }
+
+    /// Commits entries to SQL once SQL has all earlier events, which another core may be relaying. If those
     /// events do not arrive in time, SQL may have lost them, and the maintenance job checks this.
     async fn commit_in_order(
         &self,
         handle: &CampaignHandle,
-        batch: &Arc<OutboxBatch>,
+        run: &Arc<OutboxBatch>,
     ) -> Result<Committed<'_>, CommitError> {
         let id = &handle.campaign().id;
         // In tests, a schedule may block the other core for as long as this task waits.
         let wait = if step::is_scheduled() { Duration::ZERO } else { IN_ORDER_MAX };
         let until = Instant::now() + wait;
         loop {
-            match self.commits.commit(id, Arc::clone(batch)).await {
+            match self.commits.commit(id, Arc::clone(run)).await {
                 Err(CommitError::Write(OutboxWriteError::OutOfOrder)) if Instant::now() < until => {
                     sleep(RECHECK).await;
                 }

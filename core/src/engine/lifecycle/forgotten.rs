@@ -5,6 +5,7 @@
 use super::recovery::{Recovered, Recovery};
 use crate::clock;
 use crate::domain::campaign::Campaign;
+use crate::domain::event::OutboxEntry;
 use crate::engine::campaign::handle::CampaignHandle;
 use crate::engine::error::RecoveryError;
 use crate::metrics;
@@ -47,7 +48,7 @@ impl Recovery {
         // SQL is read after Redis, so it can only have advanced.
         let Some(row) = self.stores.sql.campaign(id).await? else { return Ok(0) };
         let first = page.entries.first().filter(|entry| entry.epoch == row.epoch);
-        let before = first.map_or(0, |entry| entry.count.saturating_sub(entry.events.len() as u64));
+        let before = first.map_or(0, OutboxEntry::count_before);
         Ok(before.saturating_sub(row.high_water_mark.events))
     }
 

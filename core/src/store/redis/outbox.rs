@@ -94,6 +94,22 @@ impl OutboxBatch {
         self.len() == 0
     }
 
+    /// Splits the batch at each gap: usually another core has read the entries in between. A run can be committed as
+    /// soon as the events before its first entry are. If a batch with a gap were committed whole, two cores
+    /// could wait for each other. Malformed entries are left out.
+    pub fn into_runs(self) -> Vec<Self> {
+        let mut runs: Vec<Self> = Vec::new();
+        for entry in self.entries {
+            let run =
+                runs.last_mut().filter(|run| run.entries.last().is_some_and(|last| entry.follows(last)));
+            match run {
+                Some(run) => run.entries.push(entry),
+                None => runs.push(Self { entries: vec![entry], malformed: Vec::new() }),
+            }
+        }
+        runs
+    }
+
     /// Returns when the oldest entry was written; `None` if there is no entry.
     pub fn oldest(&self) -> Option<Timestamp> {
         Some(self.entries.first()?.events.first()?.updated_at)
@@ -413,6 +429,25 @@ mod tests {
         let fields = fields.map(|(name, bytes)| (name.as_bytes().to_vec(), bytes)).to_vec();
         let read = entry(&("1-0".to_owned(), fields), OutboxLayout::Current).unwrap();
         assert_eq!((read.by.as_deref(), read.extended_from), (Some("shop"), Some(at())));
+    }
+
+    #[test]
+    fn a_batch_is_split_where_events_are_missing() {
+        let event = ClaimEvent {
+            user: "alice".parse().unwrap(),
+            claim: ClaimRecord::read(&claim(1, 1, 1)).unwrap(),
+            updated_at: at(),
+            limit_at_decision: None,
+            cumulative_taken: None,
+        };
+        let entry = |(epoch, count): (u64, u64)| {
+            OutboxEntry::new(format!("{epoch}-{count}"), Epoch::new(epoch), count, vec![event.clone(); 2])
+        };
+        let entries = Vec::from([(1, 2), (1, 4), (1, 8), (1, 10), (2, 12), (2, 20)].map(entry));
+        let runs = OutboxBatch { entries, malformed: vec!["1-9".to_owned()] }.into_runs();
+        let counts: Vec<Vec<u64>> =
+            runs.iter().map(|run| run.entries.iter().map(|entry| entry.count).collect()).collect();
+        assert_eq!(counts, [vec![2, 4], vec![8, 10, 12], vec![20]]);
     }
 
     #[test]

@@ -328,7 +328,7 @@ fn mark_update<'a>((campaign, entries): &Batch<'a>, order: EntryOrder) -> MarkUp
 fn events_before<'a>(entries: impl Iterator<Item = &'a OutboxEntry>) -> u64 {
     let (mut before, mut reached) = (0, 0);
     for entry in entries {
-        let first = entry.count.saturating_sub(entry.events.len() as u64);
+        let first = entry.count_before();
         if first > reached {
             before = first;
         }
