@@ -1,5 +1,6 @@
 //! `claimgate serve`: starts Redis, SQL, the jobs and two listeners, and stops them on a signal.
 
+use std::fs::TryLockError;
 use std::net::SocketAddr;
 use std::num::NonZero;
 use std::path::PathBuf;
@@ -62,7 +63,7 @@ const STOP_POLL: Duration = Duration::from_millis(5);
 pub async fn serve(config: Config) -> anyhow::Result<()> {
     raise_descriptor_limit();
     let setup = Setup::of(&config);
-    let _lock = lock_data_dir(&config)?;
+    let _locks = lock_data_dir(&config)?;
     let metrics = begin_metrics()?;
     let traces = begin_traces(&config)?;
     let listener = bind("CLAIMGATE_LISTEN", config.listen).await?;
@@ -288,13 +289,22 @@ fn raise_descriptor_limit() {
 }
 
 /// Locks the data directory: two cores in one directory would run two Redis servers on one append-only file.
-fn lock_data_dir(config: &Config) -> anyhow::Result<std::fs::File> {
+/// The directory itself is locked as well, in case the file `lock` is removed. The locks last as long as the
+/// returned files.
+fn lock_data_dir(config: &Config) -> anyhow::Result<[std::fs::File; 2]> {
     let path = config.data_dir.join("lock");
     let file = std::fs::File::create(&path).with_context(|| path.display().to_string())?;
-    file.try_lock().map_err(|_| {
+    let directory =
+        std::fs::File::open(&config.data_dir).with_context(|| config.data_dir.display().to_string())?;
+    let in_use = || {
         anyhow::anyhow!("CLAIMGATE_DATA_DIR: another claimgate is running on {}", config.data_dir.display())
-    })?;
-    Ok(file)
+    };
+    file.try_lock().map_err(|_| in_use())?;
+    // Not every file system can lock a directory, such as NFS.
+    match directory.try_lock() {
+        Err(TryLockError::WouldBlock) => Err(in_use()),
+        Ok(()) | Err(TryLockError::Error(_)) => Ok([file, directory]),
+    }
 }
 
 async fn database(config: &Config) -> anyhow::Result<SqlStore> {

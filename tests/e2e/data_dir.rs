@@ -10,7 +10,7 @@ use std::process::Stdio;
 use serde_json::json;
 use support::core_process::CoreOptions;
 use support::only_on;
-use support::process::{command, free_address};
+use support::process::{children_of, command, free_address};
 use support::topology::OWN;
 use support::{Core, binary};
 use tempfile::TempDir;
@@ -125,8 +125,13 @@ async fn readable_files_of_an_old_version_become_private_at_start() {
     again.claim("demo", "alice", "k").await.expect(200);
 }
 
-/// Runs `serve`, checks that it rejects `data`, and returns its error line.
+/// Runs `serve`, checks that it rejects `data` as wrong configuration, and returns its error line.
 fn serve_refuses(data: &Path) -> String {
+    serve_exits(data, 2)
+}
+
+/// Runs `serve`, checks that it exits with `status`, and returns its error line.
+fn serve_exits(data: &Path, status: i32) -> String {
     let mut serve = command(&binary::claimgate());
     serve.arg("serve").stdin(Stdio::null());
     serve.env("CLAIMGATE_DATA_DIR", data);
@@ -141,9 +146,27 @@ fn serve_refuses(data: &Path) -> String {
         .output()
         .unwrap();
     let message = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert_eq!(output.status.code(), Some(status), "{message}");
     assert_eq!(message.lines().count(), 1, "{message}");
     message
+}
+
+/// Otherwise two Redis servers would write one append-only file.
+#[tokio::test]
+async fn a_second_core_is_rejected_even_without_the_lock_file() {
+    let core = Core::start().await;
+    with_claims(&core).await;
+    let processes = |core: &Core| children_of(core.pid());
+    let before = processes(&core);
+    for removed in [false, true] {
+        if removed {
+            fs::remove_file(core.data_dir().join("lock")).unwrap();
+        }
+        let message = serve_exits(&core.data_dir(), 3);
+        assert!(message.contains("another claimgate is running"), "{message}");
+        assert_eq!(processes(&core), before, "its Redis still runs");
+        core.claim("demo", "alice", "k").await.expect(200);
+    }
 }
 
 #[test]
