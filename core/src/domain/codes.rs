@@ -16,8 +16,8 @@ use super::claim_record::{be_int, put_be};
 pub const PER_CLAIM_MAX: NonZeroU32 = NonZeroU32::new(1000).expect("not 0");
 /// Maximum number of codes in a file.
 const CODES_MAX: usize = 5_000_000;
-/// The header that a file may begin with.
-const HEADER: &[u8] = b"code";
+/// The headers that a file may begin with, in any case. If one counted as a code, the first winner would get it.
+const HEADERS: [&[u8]; 2] = [b"code", b"codes"];
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// The number of codes of a campaign, and the number of code numbers assigned to claims.
@@ -131,7 +131,7 @@ impl std::fmt::Debug for CodesFile {
 }
 
 impl CodesFile {
-    /// Parses a file with one code per line, with or without the header `code`. Blank lines are skipped.
+    /// Parses a file with one code per line, with or without the header `code` or `codes`. Blank lines are skipped.
     ///
     /// # Errors
     /// `payload_too_large` for more than [`CODES_MAX`] codes; `invalid_request` with the first line that is
@@ -142,10 +142,11 @@ impl CodesFile {
         let (mut fields, mut ranges) = (ByteRecord::new(), Vec::new());
         let mut lines: HashMap<&[u8], u64> = HashMap::new();
         let skipped = file.len() - text.len();
+        let mut is_first = true;
         // Reading from memory with fields of any length cannot fail.
         while reader.read_byte_record(&mut fields).unwrap_or(false) {
             let (start, line) = code_start(text, &fields);
-            if ranges.is_empty() && lines.is_empty() && fields.len() == 1 && &fields[0] == HEADER {
+            if std::mem::take(&mut is_first) && is_header(&fields) {
                 continue;
             }
             let wrong = |why: String| Problem::invalid(format!("line {line}"), why);
@@ -188,6 +189,10 @@ impl CodesFile {
     }
 }
 
+fn is_header(fields: &ByteRecord) -> bool {
+    fields.len() == 1 && HEADERS.iter().any(|header| fields[0].eq_ignore_ascii_case(header))
+}
+
 /// Returns where the first field of a record begins in `text`, and its line, from 1. A record begins after the one
 /// before, so there may be blank lines before the field. A code has no quotes, so its text in the file is the
 /// field itself, perhaps between quotes.
@@ -212,12 +217,18 @@ mod tests {
 
     #[test]
     fn a_file_has_one_code_a_line() {
-        for file in
-            ["A1\nB2\nC3\n", "code\nA1\nB2\nC3", "A1\r\nB2\r\nC3\r\n", "\u{feff}code\nA1\n\n\nB2\n\"C3\"\n"]
-        {
+        for file in [
+            "A1\nB2\nC3\n",
+            "code\nA1\nB2\nC3",
+            "A1\r\nB2\r\nC3\r\n",
+            "\u{feff}Code\nA1\n\n\nB2\n\"C3\"\n",
+            "\"CODES\"\r\nA1\nB2\nC3",
+        ] {
             assert_eq!(parsed(file).unwrap(), ["A1", "B2", "C3"], "{file:?}");
         }
-        assert_eq!(parsed("A1\ncode\n").unwrap(), ["A1", "code"], "only the first line is a header");
+        for (file, codes) in [("A1\ncode\n", ["A1", "code"]), ("code\nCode\nA1\n", ["Code", "A1"])] {
+            assert_eq!(parsed(file).unwrap(), codes, "only the first line is a header");
+        }
     }
 
     #[test]
