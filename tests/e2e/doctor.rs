@@ -291,6 +291,15 @@ async fn a_redis_that_accepts_no_writes_is_reported() {
         view.query::<String>(&["CONFIG", "SET", setting, end]).await;
         doctor(data.path(), &environment).await.breaks(&[]).warns(&["redis.replicas"]);
     }
+    for command in ["fcall", "function|load", "evalsha", "script|load"] {
+        let rights = async |right: String| {
+            view.query::<String>(&["ACL", "SETUSER", "default", &right]).await;
+        };
+        rights(format!("-{command}")).await;
+        doctor(data.path(), &environment).await.breaks(&["redis.scripts"]);
+        rights(format!("+{command}")).await;
+        doctor(data.path(), &environment).await.breaks(&[]).warns(&["redis.replicas"]);
+    }
 }
 
 #[tokio::test]

@@ -104,3 +104,30 @@ async fn core_reports_redis_unable_to_write_snapshots() {
     let end = async |redis: &RedisView| set(redis, "save", "").await;
     is_reported("cannot write its snapshot", "refused", begin, end).await;
 }
+
+/// With a user that may not run or load scripts, Redis answers everything but claims. Core checks this once a claim
+/// has been refused, and reports it until Redis runs the scripts again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn core_reports_redis_that_does_not_run_scripts() {
+    only_on!(OWN, "it starts its own server");
+    let row = Row::begin("Redis answers but cannot work: no right to run scripts");
+    let server = RedisServer::start_with(&[], &[]).await;
+    let core = CoreOptions::default().with("CLAIMGATE_REDIS_URL", server.url()).start().await;
+    core.create("demo", json!({"total": 10})).await;
+    core.claim("demo", "before", "k").await.expect(201);
+    let redis = server.view().await;
+    let rights = async |right: &str| redis.query::<String>(&["ACL", "SETUSER", "default", right]).await;
+    for (command, key) in [("fcall", "k1"), ("function|load", "k2")] {
+        row.fault();
+        rights(&format!("-{command}")).await;
+        // A function that is loaded needs no right to load it.
+        redis.query::<String>(&["FUNCTION", "FLUSH"]).await;
+        let refused = core.once().claim("demo", "meanwhile", key).await;
+        assert_eq!(refused.status, 503, "{command}: {}", refused.text());
+        until_reported(&core, Some("refused")).await;
+        rights(&format!("+{command}")).await;
+        until_reported(&core, None).await;
+        until_status(SOON, &[201], async || core.claim("demo", "meanwhile", key).await).await;
+    }
+    row.passed(5, "noticed in time");
+}

@@ -1,15 +1,16 @@
-//! Checks Redis: that it accepts writes, that acknowledged writes survive, and that its clock agrees.
+//! Checks Redis: that it runs scripts and accepts writes, that acknowledged writes survive, and that its clock agrees.
 
 use std::time::Duration;
 
-use redis::RedisError;
 use redis::aio::MultiplexedConnection;
+use redis::{RedisError, Value};
 
 use super::report::{Finding, Report, Severity};
 use super::setup::{Redis, WAIT};
 use super::{clocks, system};
 use crate::clock;
 use crate::redis_address::RedisAddress;
+use crate::store::redis::scripts::{SCRIPT_COMMANDS, is_denied};
 use crate::store::redis::topology::connections::primaries;
 use crate::store::redis::topology::primary::{NoPrimary, Primary};
 use crate::store::redis::topology::sentinel::Sentinels;
@@ -210,8 +211,19 @@ async fn settings(
     Ok(found)
 }
 
-/// Checks that the server accepts writes, without one: a script that may write is rejected for the same reasons.
+/// Checks that the server runs scripts, and accepts writes, without one: a script that may write is rejected for
+/// the same reasons.
 async fn writes(connection: &mut MultiplexedConnection) -> Result<Option<Finding>, RedisError> {
+    for (name, arguments) in SCRIPT_COMMANDS {
+        let reply = redis::cmd(name).arg(arguments).query_async::<Value>(connection).await;
+        if let Some(error) = reply.err().filter(is_denied) {
+            return Ok(Some(Finding::breaks(
+                "redis.scripts",
+                format!("Redis does not run core's scripts, so all claims get 503: {error}"),
+                "use Redis 7.0 or later, and allow core's user the commands that docs/deployment.md names",
+            )));
+        }
+    }
     let script = redis::cmd("EVAL").arg("#!lua\nreturn 0").arg(0).query_async::<i64>(connection).await;
     match script {
         Err(error) if error.code().is_some_and(|code| NO_WRITES.contains(&code)) => {

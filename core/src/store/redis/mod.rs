@@ -13,6 +13,7 @@ pub mod topology;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use claimgate_shared::{ClaimDigest, Timestamp, UserId};
@@ -25,7 +26,7 @@ use self::scripts::keys::Keys;
 use self::scripts::layout_number::{EARLIER_LAYOUT, LAYOUT};
 use self::scripts::replies::{LeaseReply, Malformed, Ready};
 use self::scripts::state::{CampaignState, Identity};
-use self::scripts::{ScriptCall, keys, replies, state};
+use self::scripts::{ScriptCall, is_denied, keys, replies, state};
 use self::topology::cluster::is_redirect;
 use self::topology::connections::Connections;
 use self::topology::primary::NoPrimary;
@@ -189,12 +190,19 @@ pub struct RedisStore {
     /// Maximum number of events in the outbox; beyond it new claims are rejected.
     outbox_max: u64,
     required: Arc<RequiredReplicas>,
+    /// Whether a server has refused to run or load a script for core. If so, [`Self::probe`] checks the commands.
+    scripts_denied: Arc<AtomicBool>,
 }
 
 impl RedisStore {
     /// Creates a store at `address`, which connects on first use.
     pub fn new(address: impl Into<RedisAddress>, outbox_max: u64) -> Self {
-        Self { connections: Connections::new(address.into()), outbox_max, required: Arc::default() }
+        Self {
+            connections: Connections::new(address.into()),
+            outbox_max,
+            required: Arc::default(),
+            scripts_denied: Arc::default(),
+        }
     }
 
     /// Returns the same store with a separate connection, for calls from one thread.
@@ -204,6 +212,7 @@ impl RedisStore {
             connections: self.connections.another(),
             outbox_max: self.outbox_max,
             required: Arc::clone(&self.required),
+            scripts_denied: Arc::clone(&self.scripts_denied),
         }
     }
 
@@ -566,6 +575,9 @@ impl RedisStore {
         call: &ScriptCall,
     ) -> Result<Value, RedisStoreError> {
         let reply = session.query(name, async |connection| call.send(connection).await).await;
+        if reply.as_ref().is_err_and(is_denied) {
+            self.scripts_denied.store(true, Ordering::Relaxed);
+        }
         self.record_error(reply, session).await
     }
 

@@ -1,11 +1,12 @@
 //! Health of the primaries.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use redis::{RedisError, Value};
 
-use super::scripts::keys;
+use super::scripts::{SCRIPT_COMMANDS, is_denied, keys};
 use super::topology::cluster::is_redirect;
 use super::topology::primary::{NoPrimary, field};
 use super::{RedisStore, RedisStoreError, Session};
@@ -68,15 +69,18 @@ impl Memory {
 }
 
 impl RedisStore {
-    /// Checks that each primary answers and accepts writes. The write fails if the server is out of memory,
+    /// Checks that each primary answers and accepts writes; and that it runs scripts, if a script was denied since the
+    /// last check or still was at that check. The write fails if the server is out of memory,
     /// has been demoted to a replica, or has fewer replicas than it is configured to require.
     pub async fn probe(&self) -> ProbeResult {
         let sessions = match self.connections.all().await {
             Ok(sessions) => sessions,
             Err(error) => return ProbeResult { nodes: Vec::new(), outcome: Err(error.into()) },
         };
+        // The answers to these commands count as errors in Redis' statistics, so they are sent only if in doubt.
+        let checks_scripts = self.scripts_denied.swap(false, Ordering::Relaxed);
         let probes = sessions.into_iter().map(|(address, session)| async move {
-            match self.probe_one(session).await {
+            match self.probe_one(session, checks_scripts).await {
                 Ok((health, written)) => (address, Some(health), written),
                 Err(error) => (address, None, Err(error)),
             }
@@ -88,13 +92,18 @@ impl RedisStore {
             result.nodes.push(NodeState { address, health, fault });
             result.outcome = if index == 0 { written } else { result.outcome.or(written) };
         }
+        if checks_scripts && !result.nodes.iter().all(NodeState::is_up) {
+            self.scripts_denied.store(true, Ordering::Relaxed);
+        }
         result
     }
 
-    /// Reads a primary's health and checks that it accepts writes, in one round trip.
+    /// Reads a primary's health and checks that it accepts writes, in one round trip. If `checks_scripts` is true, also
+    /// checks that it runs scripts for core.
     async fn probe_one(
         &self,
         session: Result<Session, NoPrimary>,
+        checks_scripts: bool,
     ) -> Result<(PrimaryHealth, Result<(), RedisStoreError>), RedisStoreError> {
         let mut session = session?;
         let key = keys::probe(&self.connections.tag_of(&session));
@@ -102,12 +111,19 @@ impl RedisStore {
         // Appends to a list that does not exist: Redis treats this as a write, but it changes nothing.
         pipe.ignore_errors().cmd("LPUSHX").arg(key).arg("");
         pipe.cmd("INFO").arg("memory");
+        for (name, arguments) in SCRIPT_COMMANDS.iter().filter(|_| checks_scripts) {
+            pipe.cmd(name).arg(arguments);
+        }
         let sent_at = Instant::now();
         let replies =
             session.query("redis:probe", async |connection| pipe.query_async(connection).await).await;
         let ping = sent_at.elapsed();
-        let [written, info]: [Result<Value, RedisError>; 2] = self.record_error(replies, &session).await?;
-        let written = match written {
+        let replies: Vec<Result<Value, RedisError>> = self.record_error(replies, &session).await?;
+        let mut replies = replies.into_iter();
+        let (written, info) =
+            (replies.next().unwrap_or(Ok(Value::Nil)), replies.next().unwrap_or(Ok(Value::Nil)));
+        let denied = replies.find_map(|reply| reply.err().filter(is_denied));
+        let written = match denied.map_or(written, Err) {
             // The probed slot is being migrated to another node.
             Err(error) if is_redirect(&error) => Ok(()),
             written => self.record_error(written, &session).await.map(drop),

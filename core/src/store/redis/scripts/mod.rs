@@ -74,6 +74,20 @@ pub fn is_missing(error: &RedisError) -> bool {
         || error.detail() == Some("Function not found")
 }
 
+/// The commands with which core loads and runs its scripts, each in a form that does nothing: the text is not a script,
+/// and no script has the name.
+pub const SCRIPT_COMMANDS: [(&str, &[&str]); 4] = [
+    ("FUNCTION", &["LOAD", ""]),
+    ("FCALL", &["claimgate_none", "0"]),
+    ("SCRIPT", &["LOAD", "("]),
+    ("EVALSHA", &["claimgate_none", "0"]),
+];
+
+/// Returns whether the server does not run the command for core: its user may not, or the server does not have it.
+pub fn is_denied(error: &RedisError) -> bool {
+    error.code() == Some("NOPERM") || error.detail().is_some_and(|why| why.starts_with("unknown "))
+}
+
 /// Returns the SHA-1 of a text, by which Redis identifies a script.
 fn hash(text: &str) -> String {
     redis::Script::new(text).get_hash().to_owned()
