@@ -15,6 +15,7 @@ cd "$(dirname "$0")/.."
 . scripts/tools.sh
 . scripts/debian.sh
 . scripts/processes.sh
+. scripts/expect.sh
 
 edge=http://127.0.0.1:8787 dashboard=http://127.0.0.1:8081
 # The demo image must grant a claim this long after its start.
@@ -22,34 +23,12 @@ first_claim_s_max=10
 # Variables that this machine needs to reach a registry or a proxy, without secrets: an image keeps them.
 forwarded_variables='^(https?_proxy|no_proxy|all_proxy|HTTPS?_PROXY|NO_PROXY|ALL_PROXY|SSL_CERT_FILE|NODE_EXTRA_CA_CERTS|CURL_CA_BUNDLE|CARGO_(HTTP|NET|SOURCE|REGISTR(Y|IES))_.*|NPM_CONFIG_.*)$'
 
-say() { printf '%4d s  %s\n' $SECONDS "$*"; }
 skip() { echo "SKIPPED tests/images.sh: $*"; exit 77; }
-
-# expect WHAT COMMAND...
-expect() {
-    local what=$1
-    shift
-    if ! "$@"; then
-        show_logs
-        die "failed: $what"
-    fi
-    say "$what"
-}
 show_logs() {
     local container
     tail -n 5 "$work"/*.log >&2 || true
     for container in $(in_docker ps --all --quiet 2>/dev/null); do in_docker logs --tail 10 "$container" >&2 || true; done
 }
-
-within() { # SECONDS COMMAND...
-    local end=$((SECONDS + $1))
-    shift
-    until "$@" >/dev/null 2>&1; do
-        [ $SECONDS -lt $end ] || return 1
-        sleep 0.1
-    done
-}
-contains() { [[ $1 == *"$2"* ]]; }
 
 # --- the daemon -----------------------------------------------------------------------------------------
 

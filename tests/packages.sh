@@ -11,6 +11,7 @@ cd "$(dirname "$0")/.."
 . scripts/tools.sh
 . scripts/debian.sh
 . scripts/processes.sh
+. scripts/expect.sh
 
 packages=target/package
 # Version of the older Debian packages, before the upgrade.
@@ -18,19 +19,7 @@ older_version=0.0.1
 # Maximum exposure of a service as rated by systemd, of 10.
 exposure_max=2.0
 
-say() { printf '%4d s  %s\n' $SECONDS "$*"; }
 skipped() { skipped+=("$*"); echo "SKIPPED $*"; }
-
-# expect WHAT COMMAND...
-expect() {
-    local what=$1
-    shift
-    if ! "$@"; then
-        show_logs
-        die "failed: $what"
-    fi
-    say "$what"
-}
 
 # Prints the logs after a failure.
 show_logs() {
@@ -41,16 +30,6 @@ show_logs() {
     done >&2
 }
 
-within() { # SECONDS COMMAND...
-    local end=$((SECONDS + $1))
-    shift
-    until "$@" >/dev/null 2>&1; do
-        [ $SECONDS -lt $end ] || return 1
-        sleep 0.2
-    done
-}
-
-contains() { [[ $1 == *"$2"* ]]; }
 one_deb() { echo "$1/claimgate${2:-}"_*.deb; }
 
 # --- bytes ----------------------------------------------------------------------------------------------
