@@ -1,6 +1,6 @@
--- transition: confirms, returns or extends one claim. A confirmation, a return and an expiry take effect once, regardless
--- of the number and order of requests; a repeated extension gains nothing. The campaign's window and admin state do not
--- matter.
+-- transition: confirms, returns or extends one claim. A confirmation, a return and an expiry take effect once,
+-- regardless of the number and order of requests; a repeated extension gains nothing. The campaign's window and admin
+-- state do not matter.
 --
 -- KEYS  as in prelude.lua
 -- ARGV  1-2 as in prelude.lua, 3 'confirm', 'return' or 'extend', 4 user id, 5 digest (16 bytes), 6 the caller's name,
@@ -10,7 +10,8 @@
 -- Replies
 --   {'transitioned', claim's record, events so far}         the claim as it is now; its status shows whether the
 --                                                           request succeeded: a hold that is due expires instead
---   {'extended_too_often', claim's record, events so far}   unchanged: the hold was extended the maximum number of times
+--   {'extended_too_often', claim's record, events so far}   unchanged: the hold was extended the maximum number of
+--                                                           times
 --   {'outbox_full', claim's record, events so far}          unchanged: an extension, and the backlog is full
 --   {'unknown'}                                             there is no such claim
 --   {'not_ready', why}                                      as in claim.lua
