@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# `make soak`: the long tests, one part after the other. Each part ends with one line: green or RED, its seed and
-# minutes.
+# `make soak`: the long tests, one part after the other. Each part ends with one line: passed, failed or SKIPPED, its
+# seed and minutes.
 #
 #   scripts/soak.sh              all parts (hours)
 #   scripts/soak.sh PART…        some parts
@@ -56,19 +56,19 @@ tests() {
 promising() { grep -rl 'promised(' "tests/$1" --include=*.rs | sed "s|tests/$1/||; s|\.rs$||; s|/|::|g; s|$|::|"; }
 
 promises() {
-    local binary red=0
+    local binary failed=0
     export PROMISES=1 RUST_TEST_THREADS=1
     for binary in faults e2e; do
         # shellcheck disable=SC2046 # a list of words
-        tests $binary $(promising $binary) || red=1
+        tests $binary $(promising $binary) || failed=1
     done
-    return $red
+    return $failed
 }
 
 on_both_servers() {
-    local server red=0
-    for server in redis valkey; do CLAIMGATE_TEST_SERVER=$server "$@" || red=1; done
-    return $red
+    local server failed=0
+    for server in redis valkey; do CLAIMGATE_TEST_SERVER=$server "$@" || failed=1; done
+    return $failed
 }
 
 run() {
@@ -98,14 +98,14 @@ run() {
 }
 
 # The date and commit of a part's last passed run, or nothing.
-last_green() { awk -v part="$1" '$1 == part { print $2, $3 }' $record; }
+last_passed() { awk -v part="$1" '$1 == part { print $2, $3 }' $record; }
 
 age() {
     local name date commit
     for name in $(names); do
-        read -r date commit <<<"$(last_green "$name")" || true
+        read -r date commit <<<"$(last_passed "$name")" || true
         if [ -n "$date" ]; then
-            printf 'soak %-14s green %3d days ago, at %s\n' "$name" $((($(date +%s) - $(date -d "$date" +%s)) / 86400)) "$commit"
+            printf 'soak %-14s passed %3d days ago, at %s\n' "$name" $((($(date +%s) - $(date -d "$date" +%s)) / 86400)) "$commit"
         else
             printf 'soak %-14s not recorded\n' "$name"
         fi
@@ -151,19 +151,19 @@ cargo build --release --bin claimgate
 export SEED=${SEED:-$(date +%s)}
 mkdir -p $logs
 : >$logs/results
-red=0
+failed=0
 for name in "${chosen[@]}"; do
-    started=$SECONDS verdict=green status=0 commit=$(tested_commit)
+    started=$SECONDS verdict=passed status=0 commit=$(tested_commit)
     run "$name" > >(tee "$logs/$name.log") 2>&1 </dev/null || status=$?
     case $status in
     0) ;;
     77) verdict=SKIPPED ;; # as in Automake: nothing was tested
-    *) verdict=RED red=1 ;;
+    *) verdict=failed failed=1 ;;
     esac
     printf 'soak %-14s %s, SEED=%s, %d min\n' "$name" $verdict "$SEED" $(((SECONDS - started + 59) / 60)) | tee -a $logs/results
     # Nothing is recorded if the commit was replaced meanwhile.
-    if [ $verdict = green ] && [ "$commit" = "$(tested_commit)" ]; then write_record "$name" "$commit"; fi
+    if [ $verdict = passed ] && [ "$commit" = "$(tested_commit)" ]; then write_record "$name" "$commit"; fi
 done
 printf '\n'
 cat $logs/results
-exit $red
+exit $failed

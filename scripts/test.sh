@@ -55,7 +55,7 @@ part() {
     printf '\n== %s\n' "$name"
     # In a pipeline the part would last as long as whatever it leaves behind.
     "$@" > >(tee "$logs/$name.log") 2>&1 </dev/null || status=$?
-    printf '%-14s %5d s  %s\n' "$name" $((SECONDS - started)) "$([ $status = 0 ] && echo green || echo RED)" >>$logs/parts
+    printf '%-14s %5d s  %s\n' "$name" $((SECONDS - started)) "$([ $status = 0 ] && echo passed || echo failed)" >>$logs/parts
     return $status
 }
 
@@ -96,26 +96,26 @@ run_part() {
 }
 
 soak() {
-    local binary red=0 tests
+    local binary failed=0 tests
     for binary in faults e2e strategies; do
         mapfile -t tests < <(left_out $binary)
-        part "soak-$binary" cargo_test "$binary" --exact "${tests[@]}" || red=1
+        part "soak-$binary" cargo_test "$binary" --exact "${tests[@]}" || failed=1
     done
-    return $red
+    return $failed
 }
 
 # The failed tests of a log, and those that a deadline ended.
-red_tests() { awk '/^test [a-z0-9_:]+ .*(\.\.\. FAILED|has been running for [0-9]+ s)$/ { print $2 }' "$1"; }
+failed_tests() { awk '/^test [a-z0-9_:]+ .*(\.\.\. FAILED|has been running for [0-9]+ s)$/ { print $2 }' "$1"; }
 
 # again LABEL COMMAND…: runs one test ten times, or fewer if the ten minutes for all failed tests have passed.
 again() {
-    local label=$1 times=0 red=0
+    local label=$1 times=0 failed=0
     shift
     while [ $times -lt 10 ] && [ $SECONDS -lt "$again_until" ]; do
         times=$((times + 1))
-        TOTAL_S=180 scripts/within.sh "${slow[@]}" "$@" >>$logs/alone 2>&1 || red=$((red + 1))
+        TOTAL_S=180 scripts/within.sh "${slow[@]}" "$@" >>$logs/alone 2>&1 || failed=$((failed + 1))
     done
-    printf '%s: failed in %d of %d runs by itself\n' "$label" $red $times
+    printf '%s: failed in %d of %d runs by itself\n' "$label" $failed $times
 }
 
 # Runs each failed test by itself, with the same seed. If none of ten runs fails, load or a concurrent test caused the
@@ -125,7 +125,7 @@ run_again() {
     printf '\n'
     for log in $logs/*.log; do
         name=$(basename "$log" .log)
-        for test in $(red_tests "$log"); do
+        for test in $(failed_tests "$log"); do
             case $name in
             units) again "$name $test" cargo test --quiet --workspace --exclude claimgate-tests -- --exact "$test" ;;
             *) again "$name $test" cargo test --quiet --workspace --test "${name#soak-}" -- --exact "$test" ;;
@@ -136,7 +136,7 @@ run_again() {
     for log in target/topologies/*.log; do
         name=$(basename "$log" .log)
         IFS=- read -ra row <<<"$name"
-        for test in $(red_tests "$log"); do
+        for test in $(failed_tests "$log"); do
             again "$name $test" scripts/topologies.sh with "${row[@]:0:2}" \
                 cargo test --quiet --workspace --test "${row[2]}" -- --exact "$test"
         done
@@ -149,8 +149,8 @@ build build-tests scripts/within.sh cargo test --workspace --no-run
 build soak.txt scripts/check-soak.sh
 
 echo "SEED=$SEED RUST_TEST_THREADS=$RUST_TEST_THREADS, servers' data in ${TMPDIR:-/tmp}"
-red=0
-for name in "${parts[@]}"; do run_part "$name" || red=1; done
+failed=0
+for name in "${parts[@]}"; do run_part "$name" || failed=1; done
 
 printf '\n'
 cat $logs/parts
@@ -160,16 +160,16 @@ echo "$repeats calls retried after an answer that permits it$([ "$repeats" = 0 ]
 sort $repeated | uniq -c | sort -rn | awk 'NR <= 20' # reads all: head would end sort by a signal
 counted=$(awk -v max=$repeats_of_test_max 'seen[$1]++ < max { counted++ } END { print counted + 0 }' $repeated)
 if [ "$counted" -gt $repeats_max ] && [ "${SLOW:-}" != 1 ]; then
-    echo "RED: core answered 503 too often: more than $repeats_max calls were retried, counting at most" \
+    echo "failed: core answered 503 too often: more than $repeats_max calls were retried, counting at most" \
         "$repeats_of_test_max of each test"
-    red=1
+    failed=1
 fi
 cat $logs/*.log | awk '/^test result:/ { passed += $4; failed += $6; skipped += $8 }
     END { printf "%d passed, %d failed, %d skipped", passed, failed, skipped }'
 echo "; $(grep -c '^[^#]' tests/soak.txt) more run only in make soak (tests/soak.txt)"
 # Which test, and its message, at the very end: often the end of the output is all that is kept.
-if [ $red = 1 ]; then
+if [ $failed = 1 ]; then
     grep -hE -A 3 "^thread '.*panicked at" $logs/*.log | head -200 >&2 || true
     run_again
 fi
-exit $red
+exit $failed
