@@ -30,7 +30,7 @@ impl LimitScope {
     fn key(self, who: &str) -> String {
         let what = match self {
             Self::Claims => "claims",
-            Self::Lookups => "look-ups",
+            Self::Lookups => "lookups",
             Self::OwnClaims => "own claims",
             Self::Campaigns => "campaigns",
             Self::Passes => "passes",

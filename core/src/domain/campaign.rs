@@ -191,8 +191,8 @@ impl Campaign {
         }
     }
 
-    /// Returns the time after which no claim could be granted; `None` if claims can be granted now or later.
-    pub fn over_since(&self, now: Timestamp) -> Option<Timestamp> {
+    /// Returns when the campaign ended, by an admin or its window; `None` if claims can be granted now or later.
+    pub fn ended_at(&self, now: Timestamp) -> Option<Timestamp> {
         match self.admin_state {
             AdminState::Ended => Some(self.changed_at),
             AdminState::On | AdminState::Paused => {

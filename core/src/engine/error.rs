@@ -154,7 +154,7 @@ pub enum EngineError {
     CampaignOpen,
     /// The user ids cannot be changed while this campaign has not ended.
     #[error("the campaign {0} has not ended")]
-    CampaignNotOver(CampaignId),
+    CampaignNotEnded(CampaignId),
     /// A caller's user ids are not those of the database; nothing was changed.
     #[error("{0}")]
     UserIdsDiffer(UserIdsDiffer),

@@ -129,10 +129,10 @@ impl UserIds {
     /// the audit. Other cores apply the change within a second.
     ///
     /// # Errors
-    /// [`EngineError::CampaignNotOver`].
+    /// [`EngineError::CampaignNotEnded`].
     pub async fn set(&self, scheme: Scheme, who: &str, now: Timestamp) -> Result<(), EngineError> {
         match self.sql.set_user_ids(scheme, ChangedBy { who, at: now }).await? {
-            SchemeSet::Live(campaign) => Err(EngineError::CampaignNotOver(campaign)),
+            SchemeSet::Live(campaign) => Err(EngineError::CampaignNotEnded(campaign)),
             SchemeSet::Done(pinned) => {
                 tracing::info!(who, user_ids = %pinned.scheme, "the database is pinned to these user ids");
                 self.cache(Some(pinned));

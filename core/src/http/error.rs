@@ -123,7 +123,7 @@ fn problem(error: EngineError) -> Problem {
             Code::CampaignOpen,
             "past claims can only be imported while the campaign is scheduled or paused",
         ),
-        EngineError::CampaignNotOver(campaign) => Problem::new(
+        EngineError::CampaignNotEnded(campaign) => Problem::new(
             Code::CampaignOpen,
             format!(
                 "the campaign {campaign} has not ended: user ids change only once all campaigns have ended"

@@ -491,8 +491,8 @@ impl Maintenance {
     fn try_evict(&mut self, handle: &CampaignHandle, snapshot: &CampaignSnapshot, now: Timestamp) {
         let after_ms = i64::try_from(self.recovery.archive_after.as_millis()).unwrap_or(i64::MAX);
         let campaign = handle.campaign();
-        let over = campaign.over_since(now).is_some_and(|since| since.saturating_add_ms(after_ms) <= now);
-        if !over || snapshot.backlog > 0 || snapshot.oldest.is_some() {
+        let is_due = campaign.ended_at(now).is_some_and(|at| at.saturating_add_ms(after_ms) <= now);
+        if !is_due || snapshot.backlog > 0 || snapshot.oldest.is_some() {
             return;
         }
         let at = Instant::now();

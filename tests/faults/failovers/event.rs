@@ -15,14 +15,14 @@ use super::installation::Topology;
 pub enum Kind {
     PrimaryKilled,
     PrimaryStalled,
-    PrimaryCutOff,
+    PrimaryPartitioned,
     ReplicaKilled,
     ByHand,
 }
 
 /// All kinds, in the order in which the test runs them.
 pub const KINDS: [Kind; 5] =
-    [Kind::PrimaryKilled, Kind::PrimaryStalled, Kind::PrimaryCutOff, Kind::ReplicaKilled, Kind::ByHand];
+    [Kind::PrimaryKilled, Kind::PrimaryStalled, Kind::PrimaryPartitioned, Kind::ReplicaKilled, Kind::ByHand];
 
 /// One failover.
 #[derive(Debug, Clone)]
@@ -46,7 +46,7 @@ impl fmt::Display for Kind {
         f.pad(match self {
             Self::PrimaryKilled => "primary killed",
             Self::PrimaryStalled => "primary stalled",
-            Self::PrimaryCutOff => "primary partitioned",
+            Self::PrimaryPartitioned => "primary partitioned",
             Self::ReplicaKilled => "replica killed",
             Self::ByHand => "manual failover",
         })
@@ -90,7 +90,7 @@ impl Event {
                 sleep(self.lasts).await;
                 signal_pid(pid, Signal::CONT);
             }
-            Kind::PrimaryCutOff => {
+            Kind::PrimaryPartitioned => {
                 network.cut_off(primary);
                 if self.hard {
                     network.out_of_reach(primary);

@@ -1,4 +1,4 @@
-//! Evicts campaigns from Redis that are long over; afterwards calls on them use SQL (`claim::evicted`).
+//! Evicts campaigns that ended long ago from Redis; afterwards calls on them use SQL (`claim::evicted`).
 
 use std::time::Duration;
 
@@ -19,17 +19,17 @@ const DROPS_MAX: u32 = 100;
 const CONCURRENT_DROPS: usize = 8;
 
 impl Recovery {
-    /// Returns whether `campaign` has been over for long enough by core's clock and by Redis' clock
-    /// (`redis_now`), and both clocks are steady.
-    pub(super) fn is_long_over(&self, campaign: &Campaign, redis_now: Timestamp) -> bool {
+    /// Returns whether `campaign` ended long enough ago by core's clock and by Redis' clock (`redis_now`),
+    /// and both clocks are steady.
+    pub(super) fn ended_long_ago(&self, campaign: &Campaign, redis_now: Timestamp) -> bool {
         let core_now = clock::now();
         let now = core_now.min(redis_now);
         let after_ms = i64::try_from(self.archive_after.as_millis()).unwrap_or(i64::MAX);
-        campaign.over_since(now).is_some_and(|since| since.saturating_add_ms(after_ms) <= now)
+        campaign.ended_at(now).is_some_and(|ended_at| ended_at.saturating_add_ms(after_ms) <= now)
             && is_steady(self.clocks.steady_for(core_now, redis_now), self.archive_after)
     }
 
-    /// Evicts a campaign that is long over and fully relayed; afterwards calls on it use SQL.
+    /// Evicts a campaign that ended long ago and is fully relayed; afterwards calls on it use SQL.
     pub(super) async fn evict_leased(&self, handle: &CampaignHandle) -> Result<(), RecoveryError> {
         match self.leased(handle, Duration::ZERO, || self.evict(handle)).await? {
             None | Some(Err(RecoveryError::Superseded)) => Ok(()),
@@ -48,7 +48,7 @@ impl Recovery {
         // campaign.
         let Some((row, suspended)) = self.suspend(handle).await? else { return Ok(()) };
         let Some(row) = self.restore_rules(handle, row, &suspended).await? else { return Ok(()) };
-        if !self.is_long_over(&row, counters.now) {
+        if !self.ended_long_ago(&row, counters.now) {
             return Ok(());
         }
         self.secure(handle, &row, &suspended).await?;

@@ -129,7 +129,7 @@ impl Recovery {
         let counters = self.stores.check(handle).await?;
         handle.mark_ready();
         handle.record_backlog(counters.backlog);
-        if counters.backlog == 0 && self.is_long_over(&handle.campaign(), counters.now) {
+        if counters.backlog == 0 && self.ended_long_ago(&handle.campaign(), counters.now) {
             self.evict_leased(handle).await
         } else {
             Ok(self.stores.sweep(handle).await?)

@@ -399,7 +399,7 @@ pub(super) async fn write_rules(
     .bind(admin_state_text(after.admin_state))
     .bind(to_i64(after.version))
     .bind(change.at.as_ms())
-    .bind(i64::from(after.over_since(change.at).is_some()))
+    .bind(i64::from(after.ended_at(change.at).is_some()))
     .bind(after.id.as_str())
     .fetch_one(&mut transaction.lease)
     .await?;

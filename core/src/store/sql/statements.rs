@@ -200,9 +200,9 @@ statements! {
 
     /// The last row of the feed with any claim, and its claims. For a row of a whole campaign, only the last
     /// claim.
-    FEED_END = "SELECT number, told FROM (SELECT number, COALESCE(claims, (SELECT user_id || '.' || digest FROM claims \
-        WHERE claims.campaign_id = feed.campaign_id ORDER BY user_id DESC, digest DESC LIMIT 1)) AS told FROM feed) AS ends \
-        WHERE told IS NOT NULL ORDER BY number DESC LIMIT 1";
+    FEED_END = "SELECT number, row_claims FROM (SELECT number, COALESCE(claims, (SELECT user_id || '.' || digest FROM claims \
+        WHERE claims.campaign_id = feed.campaign_id ORDER BY user_id DESC, digest DESC LIMIT 1)) AS row_claims FROM feed) AS ends \
+        WHERE row_claims IS NOT NULL ORDER BY number DESC LIMIT 1";
 
     /// The given claims, each with its index in the request, for the feed. No join is used, for the reason
     /// given at [`REVISIONS`].
