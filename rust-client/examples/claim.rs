@@ -63,15 +63,19 @@ fn store(file: &Path, new: ClaimCall) -> Result<(ClaimCall, bool), Failure> {
 async fn send(door: &str, call: &mut ClaimCall) -> Result<Answer<ClaimReply>, Error> {
     let variable = |name| env::var(name).map_err(|_| Error::Setup(format!("{name} is not set")));
     let (url, token) = (variable("CLAIMGATE_URL")?, variable("CLAIMGATE_TOKEN")?);
-    let mut retries = Retries::default();
-    if let Some(deadline_ms) = env::var("CLAIMGATE_DEADLINE_MS").ok().and_then(|text| text.parse().ok()) {
-        retries.timeout = Duration::from_millis(deadline_ms);
-    }
+    let try_timeout = milliseconds("CLAIMGATE_TRY_MS", 6000)?;
+    let retries = Retries { timeout: milliseconds("CLAIMGATE_DEADLINE_MS", 10_000)?, ..Retries::default() };
     if door == "edge" {
-        Edge::new(&url)?.with_retries(retries).claim(&token, call).await
+        Edge::new(&url)?.with_retries(retries).with_try_timeout(try_timeout).claim(&token, call).await
     } else {
-        Internal::new(&url, &token)?.with_retries(retries).claim(call).await
+        Internal::new(&url, &token)?.with_retries(retries).with_try_timeout(try_timeout).claim(call).await
     }
+}
+
+fn milliseconds(name: &str, default: u64) -> Result<Duration, Error> {
+    let Ok(text) = env::var(name) else { return Ok(Duration::from_millis(default)) };
+    let milliseconds = text.parse().map_err(|_| Error::Setup(format!("{name}: {text} is not a number")))?;
+    Ok(Duration::from_millis(milliseconds))
 }
 
 fn outcome(answer: Result<Answer<ClaimReply>, Error>, is_new: bool) -> Result<Value, Failure> {

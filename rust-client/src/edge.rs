@@ -1,5 +1,7 @@
 //! Client for the edge, with a browser user's token.
 
+use std::time::Duration;
+
 use claimgate_shared::http::{IDEMPOTENCY_KEY_HEADER, PASS_HEADER};
 use claimgate_shared::user_claims::UserClaims;
 use claimgate_shared::{Attempt, CampaignId, CampaignView, ClaimReply};
@@ -29,6 +31,13 @@ impl Edge {
     #[must_use]
     pub fn with_retries(mut self, retries: Retries) -> Self {
         self.listener.retries = retries;
+        self
+    }
+
+    /// Sets the timeout of one try of each call, 10 s by default.
+    #[must_use]
+    pub fn with_try_timeout(mut self, timeout: Duration) -> Self {
+        self.listener.try_timeout = timeout;
         self
     }
 

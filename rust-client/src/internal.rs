@@ -1,5 +1,7 @@
 //! Client for core's internal API, for back ends and admins.
 
+use std::time::Duration;
+
 use claimgate_shared::claim_request::ClaimLookup;
 use claimgate_shared::user_claims::UserClaims;
 use claimgate_shared::{Attempt, CampaignId, CampaignView, ClaimId, ClaimReply, UserId};
@@ -33,6 +35,13 @@ impl Internal {
     #[must_use]
     pub fn with_retries(mut self, retries: Retries) -> Self {
         self.listener.retries = retries;
+        self
+    }
+
+    /// Sets the timeout of one try of each call, 10 s by default.
+    #[must_use]
+    pub fn with_try_timeout(mut self, timeout: Duration) -> Self {
+        self.listener.try_timeout = timeout;
         self
     }
 

@@ -16,7 +16,7 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use crate::error::Problem;
 use crate::{Answer, Error, Retries};
 
-/// Timeout of a call, longer than claimgate's own for any call but an import.
+/// Timeout of one try, longer than claimgate's own for any call but an import.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Timeout of connecting, divided evenly among the addresses of a name. Without one, the first address that swallows
@@ -30,6 +30,7 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(86_400);
 pub(crate) struct Listener {
     client: Client,
     address: String,
+    pub(crate) try_timeout: Duration,
     pub(crate) retries: Retries,
 }
 
@@ -49,17 +50,17 @@ impl Listener {
             return Err(invalid(" without a user name"));
         }
         // A redirect would turn the POST of a claim into a GET.
-        let client = Client::builder().timeout(TIMEOUT).connect_timeout(CONNECT_TIMEOUT);
+        let client = Client::builder().connect_timeout(CONNECT_TIMEOUT);
         let client = client.no_proxy().redirect(Policy::none());
         let client = client.tls_backend_preconfigured(tls(url.scheme() == "https")?).build();
         let client = client.map_err(|error| Error::Setup(error_text(error)))?;
         let address = address.trim_end_matches('/').to_owned();
-        Ok(Self { client, address, retries: Retries::default() })
+        Ok(Self { client, address, try_timeout: TIMEOUT, retries: Retries::default() })
     }
 
     /// Starts a request. `path` begins with a slash and may have a query.
     pub(crate) fn request(&self, method: Method, path: &str) -> RequestBuilder {
-        self.client.request(method, format!("{}{path}", self.address))
+        self.client.request(method, format!("{}{path}", self.address)).timeout(self.try_timeout)
     }
 
     /// Sends an idempotent request, and retries it until its outcome is known.
