@@ -1,11 +1,12 @@
-//! The layout number of the keys, read from `lua/prelude.lua`, its only definition.
+//! The layout numbers of the keys, read from the scripts, which define them.
 
 /// The layout of the keys that this core reads and writes; the scripts reject decisions on any other layout.
 pub const LAYOUT: u32 =
     number_after(include_str!("../../../../../lua/prelude.lua").as_bytes(), b"\nlocal LAYOUT = '");
 
 /// The layout that this core converts: `suspend.lua` accepts it, and a load replaces it.
-pub const EARLIER_LAYOUT: u32 = 6;
+pub const EARLIER_LAYOUT: u32 =
+    number_after(include_str!("../../../../../lua/suspend.lua").as_bytes(), b"\nlocal CONVERTED = '");
 
 /// Returns the number after the first `name` in `text`. Compilation fails if there is none.
 const fn number_after(text: &[u8], name: &[u8]) -> u32 {
