@@ -14,6 +14,10 @@ use crate::times::from_now;
 /// The API token that every core in the tests accepts.
 pub const API_TOKEN: &str = "a-back-ends-token-for-the-tests-only";
 
+/// `hold_seconds` so long that each extension of a hold reaches the maximum of a day after the claim, and a repeated
+/// extension gains nothing.
+pub const HOLD_S_PROLONGED: u32 = 200_000;
+
 /// A client of one core: as its back end and as its admin.
 #[derive(Debug, Clone)]
 pub struct CoreClient {

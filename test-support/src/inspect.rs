@@ -142,6 +142,12 @@ impl RedisView {
         self.query::<u64>(&["HLEN", &key(campaign, "claims")]).await - 1
     }
 
+    /// Returns the campaign's holds in order of expiry, each as the member of the set and when it expires, in
+    /// milliseconds. The epoch marker is left out.
+    pub async fn due_holds(&self, campaign: &str) -> Vec<(Vec<u8>, i64)> {
+        self.query(&["ZRANGE", &key(campaign, "holds"), "1", "+inf", "BYSCORE", "WITHSCORES"]).await
+    }
+
     /// Returns the number of script calls so far, on all primaries.
     pub async fn script_calls(&self) -> u64 {
         self.calls(&["evalsha", "fcall"]).await

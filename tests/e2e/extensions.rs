@@ -6,7 +6,6 @@ use serde_json::{Value, json};
 use support::clock::FrozenClock;
 use support::core_client::campaign;
 use support::follower::Follower;
-use support::inspect::key;
 use support::signing::{Signed, claim_id};
 use support::times::{ms, now_ms};
 use support::wait::holds;
@@ -268,8 +267,7 @@ async fn the_set_of_holds_has_the_later_expiry() {
     let mut held = Held::start(CoreOptions::default()).await;
     held.set_s(100).await;
     assert_eq!(held.extended_until_s().await, HOLD_S + 100);
-    let due = ["ZRANGE", &key("demo", "holds"), "1", "+inf", "BYSCORE", "WITHSCORES"];
-    let due: Vec<(Vec<u8>, String)> = held.redis.view().await.query(&due).await;
-    let due: Vec<_> = due.iter().map(|(_, expires_at)| expires_at.as_str()).collect();
-    assert_eq!(due, [(held.claimed_at_ms + (HOLD_S + 100) * 1000).to_string()]);
+    let due = held.redis.view().await.due_holds("demo").await;
+    let due: Vec<_> = due.into_iter().map(|(_, expires_at)| expires_at).collect();
+    assert_eq!(due, [held.claimed_at_ms + (HOLD_S + 100) * 1000]);
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use support::checker::{Checker, Expect, Limits, Promise};
+use support::checker::{Checker, Expect, Promise};
 use support::cluster::ClusterSet;
 use support::only_on;
 use support::process::{Signal, signal_pid};
@@ -15,11 +15,11 @@ use support::topology::OWN;
 use support::wait::holds;
 use support::{Core, CoreOptions, SOON, eventually, heavy};
 
+use crate::fixture::ROOMY;
 use crate::load::under_load;
 use crate::tally::{Row, say};
 
 const PERSISTED: Expect<'_> = Expect { promise: Promise::Persisted, differences: &[] };
-const ROOMY: Limits = Limits { total: Some(200_000), per_user: Some(2_000), per_user_per_day: Some(2_000) };
 /// Campaigns on all three primaries.
 const CAMPAIGNS: [&str; 6] = ["c0", "c1", "c2", "c3", "c4", "c5"];
 /// Duration of the claims before and after a fault.

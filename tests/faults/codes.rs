@@ -319,13 +319,14 @@ async fn no_code_is_assigned_twice_if_sql_loses_an_upload() {
 /// SQL loses the first part of a file while the rest is added. The upload must not be answered as complete.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_upload_of_which_sql_forgets_a_part_is_not_acknowledged() {
+    const UPLOADED: u32 = 200_000;
     let row = Row::begin("codes: SQL loses a part of a file while it is added");
     let Some(fixture) = row.needs(Fixture::on_postgres(true).await) else { return };
     let core = &fixture.core;
     create(core, 1).await;
     fixture.sql.copy_tables().await;
     let once = core.once();
-    let codes = file(0..200_000);
+    let codes = file(0..UPLOADED);
     let upload = once.add_codes("demo", &codes);
     let forget = async {
         eventually(SOON, || async {
@@ -338,9 +339,9 @@ async fn an_upload_of_which_sql_forgets_a_part_is_not_acknowledged() {
     };
     let (reply, ()) = tokio::join!(upload, forget);
     reply.refused(503, "campaign_not_ready");
-    assert!(counts(core).await["added"].as_u64().expect("a number") < 200_000);
+    assert!(counts(core).await["added"].as_u64().expect("a number") < u64::from(UPLOADED));
     let again = until_status(SOON, &[200], async || add(core, &codes).await).await.json();
-    assert_eq!(counts(core).await["added"], 200_000, "{again}");
+    assert_eq!(counts(core).await["added"], UPLOADED, "{again}");
     row.passed(2, "the upload was not acknowledged, and could be repeated");
 }
 

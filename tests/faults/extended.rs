@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 use support::clock::Clock;
-use support::core_client::campaign;
+use support::core_client::{HOLD_S_PROLONGED, campaign};
 use support::inspect::key;
 use support::process::{Signal, signal_pid};
 use support::signing::claim_id;
@@ -16,8 +16,6 @@ use crate::tally::Row;
 
 const USERS: [&str; 4] = ["ann", "bob", "cy", "dan"];
 const HOLD_S: i64 = 600;
-/// So long that each extension reaches the maximum of a day after the claim, and a repeat gains nothing.
-const HOLD_S_PROLONGED: i64 = 200_000;
 const DAY_MS: i64 = 86_400_000;
 
 /// Creates a campaign with a held claim for each user, relayed to SQL, and then prolongs the campaign's holds.
@@ -59,11 +57,9 @@ async fn is_extended(fixture: &Fixture, user: &str) {
     let row = rows.iter().find(|row| row.id == id).expect("the claim");
     assert_eq!((row.status.as_str(), row.revision), ("held", 2), "{user}");
     assert_eq!(row.expires_at, Some(row.claimed_at + DAY_MS), "{user}");
-    let due = ["ZRANGE", &key("demo", "holds"), "1", "+inf", "BYSCORE", "WITHSCORES"];
-    let due: Vec<(Vec<u8>, String)> = fixture.redis().await.query(&due).await;
+    let due = fixture.redis().await.due_holds("demo").await;
     let of_user = due.iter().find(|(member, _)| member.starts_with(format!("{user}.").as_bytes()));
-    let expires_at: Option<i64> = of_user.and_then(|(_, expires_at)| expires_at.parse().ok());
-    assert_eq!(expires_at, row.expires_at, "{user}: {due:?}");
+    assert_eq!(of_user.map(|(_, expires_at)| *expires_at), row.expires_at, "{user}: {due:?}");
 }
 
 async fn unlink(fixture: &Fixture, keys: &[&str]) {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use reqwest::Method;
 use serde_json::{Value, json};
-use support::checker::{Checker, Expect, Limits, Verdict};
+use support::checker::{Checker, Expect, Verdict};
 use support::cluster::ClusterSet;
 use support::core_client::campaign;
 use support::inspect::key;
@@ -21,11 +21,10 @@ use support::topology::{ONE_SERVER, OWN};
 use support::wait::{holds, until_status};
 use support::{Core, CoreOptions, SOON, eventually, heavy, promised, undisturbed};
 
-use crate::fixture::Fixture;
+use crate::fixture::{Fixture, ROOMY};
 use crate::load::under_load;
 use crate::tally::{Row, say};
 
-const ROOMY: Limits = Limits { total: Some(200_000), per_user: Some(2_000), per_user_per_day: Some(2_000) };
 const LOAD_TIME: Duration = Duration::from_millis(300);
 /// Time limit until claims are acknowledged without a stopped replica: one call that waits for it, and the next call.
 const REMOVED_MAX: Duration = Duration::from_secs(2);

@@ -20,12 +20,11 @@ use support::wait::{holds, until_status};
 use support::{Core, CoreOptions, Reply, SOON, claim_body, eventually, heavy, promised};
 use tokio::task::JoinSet;
 
+use crate::fixture::ROOMY;
 use crate::load::under_load;
 use crate::tally::{Row, say};
 
 const PERSISTED: Expect<'_> = Expect { promise: Promise::Persisted, differences: &[] };
-/// More units than the demand, because a probe must not get "sold out".
-const ROOMY: Limits = Limits { total: Some(200_000), per_user: Some(2_000), per_user_per_day: Some(2_000) };
 const TIGHT: Limits = Limits { total: Some(200), per_user: Some(1), per_user_per_day: Some(1) };
 /// Duration of the claims on each primary.
 const LOAD_TIME: Duration = Duration::from_millis(300);

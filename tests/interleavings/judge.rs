@@ -365,10 +365,8 @@ async fn both_stores_agree(play: &ScheduleRun<'_>, rows: &[SqlClaim]) -> Judged 
     }
     check(of_users.is_empty(), || format!("Redis has no record of {of_users:?}"))?;
     let holds: u64 = play.world.redis.query(&["ZCARD", &key(&play.id, "holds")]).await;
-    let due = ["ZRANGE", &key(&play.id, "holds"), "1", "+inf", "BYSCORE", "WITHSCORES"];
-    let due: Vec<(Vec<u8>, String)> = play.world.redis.query(&due).await;
-    let mut due: Vec<Option<i64>> = due.into_iter().map(|(_, expires_at)| expires_at.parse().ok()).collect();
-    due.sort_unstable();
+    let due = play.world.redis.due_holds(&play.id).await;
+    let due: Vec<Option<i64>> = due.into_iter().map(|(_, expires_at)| Some(expires_at)).collect();
     let held = rows.iter().filter(|row| row.status == "held");
     let mut held: Vec<Option<i64>> = held.map(|row| row.expires_at).collect();
     held.sort_unstable();

@@ -1,13 +1,11 @@
 //! The protocols: units of work during which a core may be stopped or die.
 
 use serde_json::json;
+use support::core_client::HOLD_S_PROLONGED;
 
 use super::initial_state::InitialState;
 use super::node::TestCore;
 use super::play::ScheduleRun;
-
-/// The holds that `extend` sets: so long that each extension reaches the same maximum, and a repeat gains nothing.
-const HOLD_S_PROLONGED: u32 = 200_000;
 
 /// One unit of work of a core or its environment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

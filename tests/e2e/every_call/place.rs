@@ -2,7 +2,7 @@
 
 use reqwest::Method;
 use serde_json::{Value, json};
-use support::core_client::campaign;
+use support::core_client::{HOLD_S_PROLONGED, campaign};
 use support::signing::Signed;
 use support::wait::holds;
 use support::{Core, SOON, Sql, eventually};
@@ -30,8 +30,7 @@ impl Fixture {
             core.set_admin_state(&name, "pause").await.expect(200);
         }
         if call.template().ends_with("/extend") {
-            // So long that the call extends the hold to its maximum, and a repeat gains nothing.
-            core.patch(&name, json!({"hold_seconds": 200_000})).await.expect(200);
+            core.patch(&name, json!({"hold_seconds": HOLD_S_PROLONGED})).await.expect(200);
         }
         if call.template() == "/admin/v1/user-ids" {
             // Pins the user ids that the call sets: others cannot be set before the fixtures' campaigns have ended.
