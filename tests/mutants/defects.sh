@@ -32,19 +32,19 @@ defect newer_rules_treated_as_success core/src/engine/campaign_changes.rs \
     model rules_are_not_reported
 defect repair_not_verified core/src/engine/lifecycle/reconcile.rs \
     '"backlog", "lost_events", "rules", "codes"]' '"backlog", "lost_events"]' \
-    faults forgotten::a_repair_restores_rules
+    faults sql_loss::a_repair_restores_rules
 defect quantity_left_out_of_the_upsert core/src/store/sql/statements.rs \
     'quantity = excluded.quantity, ' '' \
-    faults forgotten::a_revoked_key
+    faults sql_loss::a_revoked_key
 defect evicted_handle_trusted core/src/engine/claim/mod.rs \
     'if handle.campaign().evicted.is_some() {
             handle = Box::pin(' \
     'if false {
             handle = Box::pin(' \
-    faults forgotten::every_core_finds_a_key
+    faults sql_loss::every_core_finds_a_key
 defect keys_of_additions_not_restored core/src/store/sql/restore.rs \
     'in additions {' 'in &additions[..0] {' \
-    faults forgotten::an_addition_whose_key
+    faults sql_loss::an_addition_whose_key
 defect entries_written_in_any_order core/src/jobs/group_commit.rs \
     'EntryOrder::Following' 'EntryOrder::Any' \
     interleavings a_returned_and_regranted_unit
@@ -288,7 +288,7 @@ defect lost_rows_not_rescued core/src/engine/lifecycle/recovery.rs \
 defect grants_written_before_returns core/src/engine/lifecycle/recovery.rs \
     'lacking.sort_by_key(|(_, claim)| (is_active(claim), claim.sequence));' \
     'lacking.sort_by_key(|(_, claim)| (!is_active(claim), claim.sequence));' faults registers::claims_on_returned_units
-defect lost_rows_not_reported core/src/jobs/lost_rows.rs 'snapshot.backlog + totals.revisions' 'snapshot.revisions' \
+defect lost_rows_not_reported core/src/jobs/sql_loss.rs 'snapshot.backlog + totals.revisions' 'snapshot.revisions' \
     faults registers::rows_lost_by_sql_are_reported
 defect foreign_keys_dropped_though_served core/src/engine/lifecycle/foreign.rs \
     'format!("{whole}.5")' 'format!("{}", i64::MAX >> whole.len())' faults registers::drop_foreign

@@ -8,12 +8,12 @@ mod due_holds;
 mod group_commit;
 mod heartbeats;
 pub mod live;
-mod lost_rows;
 pub mod maintenance;
 pub mod outbox_relay;
 pub mod refresher;
 pub mod refusals;
 mod replicas;
+mod sql_loss;
 pub mod webhooks;
 
 use std::time::Duration;

@@ -14,7 +14,7 @@ use futures_util::{StreamExt as _, stream};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
-use super::{heartbeats, lost_rows, replicas, ticks_every};
+use super::{heartbeats, replicas, sql_loss, ticks_every};
 use crate::domain::campaign::Campaign;
 use crate::domain::counters::ChangeNumber;
 use crate::domain::store_fault::StoreFault;
@@ -96,7 +96,7 @@ impl Refresher {
         let all = async {
             tokio::join!(
                 watch_redis(&engine, &metrics),
-                lost_rows::detect(&engine, sql_returned),
+                sql_loss::detect(&engine, sql_returned),
                 follow_database(&mut self),
                 drop_idle(&engine),
                 drop_evicted(&engine),

@@ -2,8 +2,8 @@
 
 mod eviction;
 pub mod foreign;
-mod forgotten;
 pub mod import;
 pub mod reconcile;
 pub mod recovery;
 pub mod serving;
+mod sql_loss;

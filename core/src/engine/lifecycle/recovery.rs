@@ -105,8 +105,8 @@ impl Recovery {
     /// # Errors
     /// [`RecoveryError::Layout`] or [`RecoveryError::OtherDatabase`]: the keys are left unchanged.
     pub async fn maintain(&self, handle: &CampaignHandle) -> Result<Recovered, RecoveryError> {
-        let forgotten = if handle.suspects_sql_loss() { self.recover_forgotten(handle).await? } else { None };
-        let recovered = match forgotten {
+        let lost = if handle.suspects_sql_loss() { self.recover_sql_loss(handle).await? } else { None };
+        let recovered = match lost {
             Some(recovered) => recovered,
             None if handle.campaign().evicted.is_some() => return Ok(Recovered::Ready),
             None => match self.maintain_ready(handle).await {

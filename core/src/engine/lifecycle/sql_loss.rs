@@ -15,7 +15,7 @@ use crate::store::redis::scripts::replies::Suspended;
 impl Recovery {
     /// Reloads the campaign if SQL has lost data of it, which restores the data that Redis and this core
     /// have. Returns `None` if SQL has lost nothing.
-    pub(super) async fn recover_forgotten(
+    pub(super) async fn recover_sql_loss(
         &self,
         handle: &CampaignHandle,
     ) -> Result<Option<Recovered>, RecoveryError> {
