@@ -11,6 +11,8 @@ export function setting(name, byDefault) {
 
 const CORE_URL = setting("CLAIMGATE_URL"), CORE_TOKEN = setting("CLAIMGATE_TOKEN");
 const STRIPE_URL = setting("STRIPE_URL", "https://api.stripe.com"), STRIPE_SECRET_KEY = setting("STRIPE_SECRET_KEY");
+// The version of Stripe's API for which the shop is written. Without it, the account's default version applies.
+const STRIPE_VERSION = "2026-09-30.endive";
 const TRY_MS = Number(setting("CLAIMGATE_TRY_MS", "6000")), DEADLINE_MS = Number(setting("CLAIMGATE_DEADLINE_MS", "8000"));
 const BACKOFF_MS = 200;
 
@@ -49,7 +51,7 @@ export async function transition(id, verb) {
 }
 
 export function stripe(method, path, form, idempotencyKey) {
-	const headers = { Authorization: `Bearer ${STRIPE_SECRET_KEY}` };
+	const headers = { Authorization: `Bearer ${STRIPE_SECRET_KEY}`, "Stripe-Version": STRIPE_VERSION };
 	if (idempotencyKey) headers["Idempotency-Key"] = idempotencyKey;
 	return send(`${STRIPE_URL}/v1${path}`, { method, headers, body: form && new URLSearchParams(form) });
 }

@@ -4,7 +4,10 @@ import { randomBytes } from "node:crypto";
 import { core, setting, stripe, transition } from "./calls.mjs";
 import { remove, stored, storeOnce } from "./store.mjs";
 
-export const CAMPAIGN = setting("CAMPAIGN");
+// Only new purchases are of this campaign. Payments for former campaigns are still settled.
+const CAMPAIGN = setting("CAMPAIGN");
+/** The mark of this shop's sessions, because other programs may use the same account of Stripe. */
+export const SHOP = setting("SHOP", "claimgate");
 const ORIGIN = setting("ORIGIN"), PRICE = setting("STRIPE_PRICE");
 
 // Stripe requires at least 30 minutes. The other five are for retries, which must repeat the same `expires_at`.
@@ -15,6 +18,11 @@ const HOLD_AFTER_SESSION_S = 5 * 60;
 const FAILED = new Set(["requires_payment_method", "canceled"]);
 
 const buying = new Map();
+
+/** Returns whether this shop sells the claim: its campaign is the current one, or its payment began before a change. */
+export function sells(id) {
+	return id.startsWith(`${CAMPAIGN}.`) || stored(`${id}.expiry`) !== null;
+}
 
 /** Returns a held claim of the user. Concurrent calls for one user share the claim. */
 export function buy(user) {
@@ -35,19 +43,27 @@ async function heldClaim(user) {
 			await transition(claim.id, "return");
 			throw new Error(`the campaign ${CAMPAIGN} needs hold_seconds`);
 		}
-		remove(name); // the previous purchase is over: paid, expired, returned or refunded
+		remove(name, key); // the previous purchase is over: paid, expired, returned or refunded
 	}
 }
 
-/** Returns the claim's only session. */
+/**
+ * Returns the claim's only session, or null if nothing is to be paid. `settle` reads the claim after the session is
+ * stored, and `returnClaim` reads the session after the claim is returned. So no session outlives a concurrent return.
+ */
 export async function sessionOf(id) {
 	const known = stored(`${id}.session`);
-	if (known) return readSession(known.id);
+	const session = known ? await readSession(known.id) : await newSession(id);
+	return session && await settle(session) === "held" ? session : null;
+}
+
+async function newSession(id) {
+	let { claim } = await core("GET", `/${id}`);
+	if (claim.status !== "held") return null;
 	const { expires_at } = storeOnce(`${id}.expiry`, { expires_at: Math.floor(Date.now() / 1000) + SESSION_S });
 	const isTooShort = (hold) => Date.parse(hold.expires_at) / 1000 < expires_at + HOLD_AFTER_SESSION_S;
-	let { claim } = await core("GET", `/${id}`);
-	if (claim.status === "held" && isTooShort(claim)) claim = await transition(id, "extend");
-	if (claim.status !== "held") return { status: "expired" };
+	if (isTooShort(claim)) claim = await transition(id, "extend");
+	if (claim.status !== "held") return null;
 	try {
 		if (isTooShort(claim)) throw new Error(`the campaign ${CAMPAIGN} needs hold_seconds of at least 2700`);
 		const session = await stripe("POST", "/checkout/sessions", {
@@ -56,6 +72,7 @@ export async function sessionOf(id) {
 			"line_items[0][price]": PRICE,
 			"line_items[0][quantity]": claim.quantity,
 			"metadata[claim_id]": id,
+			"metadata[shop]": SHOP,
 			expires_at,
 			success_url: `${ORIGIN}/orders/${id}`,
 			cancel_url: `${ORIGIN}/orders/${id}`,
@@ -63,8 +80,10 @@ export async function sessionOf(id) {
 		storeOnce(`${id}.session`, { id: session.id });
 		return session;
 	} catch (error) {
-		// The claim never gets a session, for example because the first try was more than five minutes ago.
-		if (!error.retryHelps) await transition(id, "return");
+		// Either the request is never accepted, for example because the first try was more than five minutes ago, or Stripe
+		// repeats a 5xx for this key, for a day. No buyer has a URL of this session, so the next purchase gets a new claim.
+		const isFinal = !error.retryHelps || error.status >= 500;
+		if (isFinal && !stored(`${id}.session`)) await returnClaim(id);
 		throw error;
 	}
 }
@@ -79,7 +98,7 @@ export function readSession(id) {
  */
 export async function settle(session) {
 	const { claim_id: id } = session.metadata;
-	if (session.payment_status !== "unpaid") return confirmOrRefund(id, session.payment_intent);
+	if (session.status === "complete" && session.payment_status !== "unpaid") return confirmOrRefund(id, session.payment_intent);
 	const { claim } = await core("GET", `/${id}`);
 	if (claim.status !== "held") {
 		if (session.status === "open") await endSession(session.id);
@@ -120,7 +139,12 @@ export async function stateOf(id) {
 export async function cancel(id) {
 	const known = stored(`${id}.session`);
 	if (known) await endSession(known.id);
-	if (await stateOf(id) === "held") await transition(id, "return");
+	if (await stateOf(id) === "held") await returnClaim(id);
+}
+
+async function returnClaim(id) {
+	await transition(id, "return");
+	await stateOf(id); // ends a session that was stored in between
 }
 
 async function endSession(id) {

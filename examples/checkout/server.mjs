@@ -6,7 +6,7 @@
 import { createHmac, timingSafeEqual } from "node:crypto";
 import { createServer } from "node:http";
 import { setting } from "./calls.mjs";
-import { buy, CAMPAIGN, cancel, readSession, sessionOf, settle, stateOf } from "./purchase.mjs";
+import { buy, cancel, readSession, SHOP, sells, sessionOf, settle, stateOf } from "./purchase.mjs";
 
 const HOST = setting("HOST", "127.0.0.1"), PORT = Number(setting("PORT", "3000"));
 const LOGIN_KEY = setting("LOGIN_KEY"), WEBHOOK_SECRET = setting("STRIPE_WEBHOOK_SECRET");
@@ -33,12 +33,10 @@ async function respond(request) {
 	if (call === "GET /") return page(200, "One unit for each order.", BUY);
 	if (call === "POST /buy") return redirect(`/checkout/${(await buy(user)).id}`);
 	const [id] = /[\w-]+\.[\w-]+\.[\w-]{22}/.exec(call) ?? [];
-	if (!id?.startsWith(`${CAMPAIGN}.${user}.`)) return page(404, "There is no such page.");
+	if (id?.split(".")[1] !== user || !sells(id)) return page(404, "There is no such page.");
 	switch (call) {
-		case `GET /checkout/${id}`: {
-			const session = await sessionOf(id);
-			return redirect(session.status === "open" ? session.url : `/orders/${id}`);
-		}
+		case `GET /checkout/${id}`:
+			return redirect((await sessionOf(id))?.url ?? `/orders/${id}`);
 		case `GET /orders/${id}`:
 			return orderPage(id, await stateOf(id));
 		case `POST /orders/${id}/cancel`:
@@ -52,21 +50,29 @@ async function respond(request) {
 /** Stripe repeats an event until the response is 200. */
 async function webhook(request) {
 	const payload = await bodyOf(request);
-	if (!isSigned(payload, request.headers["stripe-signature"])) return page(400, "The signature is not valid.");
+	if (!payload) return rejected(413, `the body has more than ${BODY_BYTES_MAX} bytes`);
+	const fault = signatureFault(payload, request.headers["stripe-signature"]);
+	if (fault) return rejected(400, fault);
 	const { type, data: { object } } = JSON.parse(payload);
-	// Other programs may use the same account.
-	const isOurs = type.startsWith("checkout.session.") && object.metadata?.claim_id?.startsWith(`${CAMPAIGN}.`);
-	if (isOurs) await settle(await readSession(object.id));
+	if (type.startsWith("checkout.session.") && object.metadata?.shop === SHOP) await settle(await readSession(object.id));
 	return page(200, "Received.");
 }
 
-/** Returns whether Stripe signed the payload within the last five minutes. */
-function isSigned(payload, header = "") {
+function rejected(status, reason) {
+	console.error(`rejected an event: ${reason}`);
+	return page(status, `The event is rejected: ${reason}.`);
+}
+
+/** Returns why the signature is not accepted, or null if Stripe signed the payload within the last five minutes. */
+function signatureFault(payload, header = "") {
 	const fields = header.split(",").map((field) => field.split("="));
 	const time = fields.find(([name]) => name === "t")?.[1];
-	if (!(Math.abs(Date.now() / 1000 - Number(time)) <= SIGNATURE_AGE_S_MAX)) return false;
+	const ageS = Math.round(Date.now() / 1000 - Number(time));
+	if (Number.isNaN(ageS)) return "the header Stripe-Signature has no time";
+	if (Math.abs(ageS) > SIGNATURE_AGE_S_MAX) return `the signature's age is ${ageS} s; the limit is ${SIGNATURE_AGE_S_MAX} s`;
 	const expected = hmac(WEBHOOK_SECRET, `${time}.`, payload);
-	return fields.some(([name, value]) => name === "v1" && isEqual(Buffer.from(value ?? "", "hex"), expected));
+	const isSigned = fields.some(([name, value]) => name === "v1" && isEqual(Buffer.from(value ?? "", "hex"), expected));
+	return isSigned ? null : "no signature matches STRIPE_WEBHOOK_SECRET";
 }
 
 /** Returns the signed-in user, or null. Replace it by your login: here, a cookie has the user's id and its signature. */
@@ -83,15 +89,15 @@ function isEqual(bytes, expected) {
 	return bytes.length === expected.length && timingSafeEqual(bytes, expected);
 }
 
+/** Returns the body, or null if it is too large. Reads it to its end, so that the client gets the response. */
 async function bodyOf(request) {
 	const chunks = [];
 	let bytes = 0;
 	for await (const chunk of request) {
 		bytes += chunk.length;
-		if (bytes > BODY_BYTES_MAX) throw new Error("the body is too large");
-		chunks.push(chunk);
+		if (bytes <= BODY_BYTES_MAX) chunks.push(chunk);
 	}
-	return Buffer.concat(chunks);
+	return bytes <= BODY_BYTES_MAX ? Buffer.concat(chunks) : null;
 }
 
 function orderPage(id, state) {

@@ -31,9 +31,13 @@ export function storeOnce(name, value) {
 	} finally {
 		rmSync(unlinked);
 	}
-	return stored(name);
+	return stored(name) ?? storeOnce(name, value); // null: removed in between
 }
 
-export function remove(name) {
-	rmSync(fileOf(name), { force: true });
+/**
+ * Removes the value only if it still has this key: another process may have stored a new one. In a database, this is one
+ * statement. With files it is two steps, so two processes must not share the directory.
+ */
+export function remove(name, key) {
+	if (stored(name)?.key === key) rmSync(fileOf(name), { force: true });
 }

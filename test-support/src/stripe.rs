@@ -1,10 +1,10 @@
 //! A stand-in for Stripe, whose real service tests cannot call. It speaks the documented requests: Checkout sessions
 //! (create, retrieve, expire), full refunds, idempotency keys, errors, and signed events. Everything else is simplified.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::{BufReader, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
@@ -27,12 +27,13 @@ const SESSION_S_MIN: i64 = 30 * 60;
 const SESSION_S_MAX: i64 = 24 * 60 * 60;
 
 /// The parameters of a new session that the stand-in knows.
-const PARAMETERS: [&str; 8] = [
+const PARAMETERS: [&str; 9] = [
     "mode",
     "payment_method_types[0]",
     "line_items[0][price]",
     "line_items[0][quantity]",
     "metadata[claim_id]",
+    "metadata[shop]",
     "expires_at",
     "success_url",
     "cancel_url",
@@ -41,8 +42,15 @@ const PARAMETERS: [&str; 8] = [
 /// The service on this machine. Its threads end with the process.
 #[derive(Debug)]
 pub struct Stripe {
-    listen: SocketAddr,
-    state: Arc<Mutex<State>>,
+    /// The address on which the service listens.
+    pub listen: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    released: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -52,8 +60,12 @@ struct State {
     /// The payment intents that were refunded.
     refunds: Vec<String>,
     refuses_refunds: bool,
+    /// The errors of the next POST requests.
+    faults: VecDeque<Refusal>,
+    /// Whether the responses to new sessions are held back.
+    stalls_creations: bool,
     /// The request and the response of each idempotency key.
-    answered: HashMap<String, (String, Value)>,
+    answered: HashMap<String, (String, Answer)>,
 }
 
 /// A form's members by name.
@@ -62,29 +74,38 @@ type Form = BTreeMap<String, String>;
 /// The status and the error of a response.
 type Refusal = (u16, Value);
 
+type Answer = Result<Value, Refusal>;
+
 impl Stripe {
     /// Starts the service.
     pub fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let listen = listener.local_addr().unwrap();
-        let state = Arc::<Mutex<State>>::default();
-        let shared = Arc::clone(&state);
+        let shared = Arc::<Shared>::default();
+        let of_threads = Arc::clone(&shared);
         thread::spawn(move || {
             for connection in listener.incoming().flatten() {
-                let shared = Arc::clone(&shared);
+                let shared = Arc::clone(&of_threads);
                 thread::spawn(move || serve(&connection, listen, &shared));
             }
         });
-        Self { listen, state }
-    }
-
-    /// Returns the base URL.
-    pub fn url(&self) -> String {
-        format!("http://{}", self.listen)
+        Self { listen, shared }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap()
+        self.shared.state.lock().unwrap()
+    }
+
+    /// Lets the next POST requests fail, each with one status and error code. As documented, a 5xx is stored for the
+    /// request's idempotency key, and a conflict or a rate limit is not.
+    pub fn fail_next(&self, faults: &[(u16, &str)]) {
+        self.state().faults.extend(faults.iter().map(|(status, code)| refusal(*status, "api_error", code)));
+    }
+
+    /// Holds the responses to new sessions back while `yes` is set.
+    pub fn stall_creations(&self, yes: bool) {
+        self.state().stalls_creations = yes;
+        self.shared.released.notify_all();
     }
 
     /// Returns the number of sessions created so far.
@@ -183,27 +204,30 @@ impl State {
         found
     }
 
-    /// Answers a repeated request with the first response. Refused requests are not stored.
-    fn answer(&mut self, listen: SocketAddr, request: &Request) -> Result<Value, Refusal> {
+    /// Answers a repeated request with the first response. Of the errors, only a 5xx is stored.
+    fn answer(&mut self, listen: SocketAddr, request: &Request) -> Answer {
         if request.header("authorization") != Some(&format!("Bearer {SECRET_KEY}")) {
             return Err(refusal(401, "invalid_request_error", "api_key_invalid"));
+        }
+        if request.header("stripe-version").is_none() {
+            return Err(refusal(400, "invalid_request_error", "version_missing"));
         }
         let key = request.header("idempotency-key");
         let said = format!("{} {:?}", request.call, request.form);
         if let Some((first, response)) = key.and_then(|key| self.answered.get(key)) {
-            let is_same = *first == said;
-            return is_same
-                .then(|| response.clone())
-                .ok_or_else(|| refusal(400, "idempotency_error", "parameters_differ"));
+            let differs = || Err(refusal(400, "idempotency_error", "parameters_differ"));
+            return if *first == said { response.clone() } else { differs() };
         }
-        let response = self.execute(listen, request)?;
-        if let Some(key) = key {
+        let fault = request.call.starts_with("POST ").then(|| self.faults.pop_front()).flatten();
+        let response = fault.map_or_else(|| self.execute(listen, request), Err);
+        let is_stored = response.as_ref().map_or_else(|(status, _)| *status >= 500, |_| true);
+        if let Some(key) = key.filter(|_| is_stored) {
             self.answered.insert(key.to_owned(), (said, response.clone()));
         }
-        Ok(response)
+        response
     }
 
-    fn execute(&mut self, listen: SocketAddr, request: &Request) -> Result<Value, Refusal> {
+    fn execute(&mut self, listen: SocketAddr, request: &Request) -> Answer {
         let words: Vec<_> = request.call.split(['/', ' ', '?']).collect();
         match words[..] {
             ["POST", "", "v1", "checkout", "sessions"] => self.create(listen, &request.form),
@@ -229,7 +253,7 @@ impl State {
     }
 
     /// <https://docs.stripe.com/api/checkout/sessions/create>
-    fn create(&mut self, listen: SocketAddr, form: &Form) -> Result<Value, Refusal> {
+    fn create(&mut self, listen: SocketAddr, form: &Form) -> Answer {
         let invalid = |code| Err(refusal(400, "invalid_request_error", code));
         let text = |name: &str| form.get(name).map(String::as_str).unwrap_or_default();
         let number = |name: &str| text(name).parse::<i64>().unwrap_or_default();
@@ -254,7 +278,7 @@ impl State {
         let session = json!({
             "id": id, "object": "checkout.session", "mode": "payment", "status": "open",
             "payment_status": "unpaid", "payment_intent": null, "expires_at": number("expires_at"),
-            "metadata": {"claim_id": text("metadata[claim_id]")},
+            "metadata": {"claim_id": text("metadata[claim_id]"), "shop": text("metadata[shop]")},
             "success_url": text("success_url"), "cancel_url": text("cancel_url"),
             "url": format!("http://{listen}/c/pay/{id}"),
         });
@@ -263,7 +287,7 @@ impl State {
     }
 
     /// <https://docs.stripe.com/api/refunds/create>
-    fn refund(&mut self, form: &Form) -> Result<Value, Refusal> {
+    fn refund(&mut self, form: &Form) -> Answer {
         let payment = form.get("payment_intent").cloned().unwrap_or_default();
         let has_succeeded = self
             .sessions
@@ -330,16 +354,20 @@ impl Request {
     }
 }
 
-fn serve(mut connection: &TcpStream, listen: SocketAddr, shared: &Mutex<State>) {
+fn serve(mut connection: &TcpStream, listen: SocketAddr, shared: &Shared) {
     let Some(text) = read_request(&mut BufReader::new(connection)) else { return };
     let request = Request::parse(&text);
     let (status, kind, body) = if request.call.starts_with("GET /c/pay/") {
         (200, "text/html", "<!doctype html><title>Stand-in for Stripe Checkout</title>".to_owned())
     } else if request.is_form() {
-        let (status, body) = match shared.lock().unwrap().answer(listen, &request) {
+        let mut state = shared.state.lock().unwrap();
+        let (status, body) = match state.answer(listen, &request) {
             Ok(body) => (200, body),
             Err(refused) => refused,
         };
+        if request.call == "POST /v1/checkout/sessions" {
+            drop(shared.released.wait_while(state, |state| state.stalls_creations).unwrap());
+        }
         (status, "application/json", body.to_string())
     } else {
         (400, "application/json", refusal(400, "invalid_request_error", "not_a_form").1.to_string())

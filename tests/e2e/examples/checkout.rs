@@ -20,40 +20,61 @@ use support::signing::claim_id;
 use support::stripe::{self, PRICE, SECRET_KEY, Stripe, WEBHOOK_SECRET};
 use support::times::{from_now, ms, now_ms};
 use support::{Core, CoreOptions, Reply, SOON, Servers, eventually};
-use tempfile::TempDir;
+use tempfile::{NamedTempFile, TempDir};
 
 /// The hold that the example's README recommends.
-const HOLD_S: i64 = 2700;
-const LOGIN_KEY: &str = "a-key-of-the-logins-for-the-tests-only";
+pub(super) const HOLD_S: i64 = 2700;
+pub(super) const LOGIN_KEY: &str = "a-key-of-the-logins-for-the-tests-only";
 
 /// The longest time for which the shop retries a call: while core and Stripe work, and while a call must fail.
-const PATIENT_MS: &str = "120000";
-const IMPATIENT_MS: &str = "300";
+pub(super) const PATIENT_MS: &str = "120000";
+pub(super) const IMPATIENT_MS: &str = "300";
 
-const COMPLETED: &str = "checkout.session.completed";
+pub(super) const COMPLETED: &str = "checkout.session.completed";
 const EXPIRED: &str = "checkout.session.expired";
 const SUCCEEDED: &str = "checkout.session.async_payment_succeeded";
 const FAILED: &str = "checkout.session.async_payment_failed";
 
-const YOURS: &str = "The unit is yours.";
-const REFUNDED: &str = "The payment is refunded.";
+pub(super) const YOURS: &str = "The unit is yours.";
+pub(super) const REFUNDED: &str = "The payment is refunded.";
 
 /// The shop, and the services that it calls.
-struct Shop {
-    core: Core,
+pub(super) struct Shop {
+    pub(super) core: Core,
     /// Between the shop and core.
     proxy: LossyProxy,
     redis: Servers,
     clock: FrozenClock,
-    stripe: Stripe,
+    pub(super) stripe: Stripe,
+    /// Between the shop and the stand-in for Stripe.
+    pub(super) stripe_proxy: LossyProxy,
+    pub(super) campaign: &'static str,
     orders: TempDir,
+    log: Log,
     listen: SocketAddr,
     process: Option<Process>,
 }
 
+/// The standard error of the shop's server, printed if the test fails.
+struct Log(NamedTempFile);
+
+impl Log {
+    fn text(&self) -> String {
+        std::fs::read_to_string(self.0.path()).unwrap()
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprint!("{}", self.text());
+        }
+    }
+}
+
 impl Shop {
     /// Opens a shop that sells `total` units.
-    async fn open(total: u32) -> Self {
+    pub(super) async fn open(total: u32) -> Self {
         Self::open_at(total, now_ms()).await
     }
 
@@ -62,23 +83,31 @@ impl Shop {
         let clock = FrozenClock::at(now_ms);
         let redis = Servers::start_frozen(&clock).await;
         let core = CoreOptions::default().with("CLAIMGATE_REDIS_URL", redis.url()).start().await;
-        let mut body = campaign("spring", json!({"total": total}));
-        body["starts_at"] = json!(from_now(-3600));
-        body["hold_seconds"] = json!(HOLD_S);
-        core.create_with(body).await;
-        let proxy = LossyProxy::to(core.listen());
-        let (stripe, orders, listen) = (Stripe::start(), tempfile::tempdir().unwrap(), free_address());
-        let mut shop = Self { core, proxy, redis, clock, stripe, orders, listen, process: None };
+        let (proxy, stripe, listen) = (LossyProxy::to(core.listen()), Stripe::start(), free_address());
+        let stripe_proxy = LossyProxy::to(stripe.listen);
+        let (orders, log) = (tempfile::tempdir().unwrap(), Log(NamedTempFile::new().unwrap()));
+        let (campaign, process) = ("spring", None);
+        let mut shop =
+            Self { core, proxy, redis, clock, stripe, stripe_proxy, campaign, orders, log, listen, process };
+        shop.create(campaign, total).await;
         shop.restart(PATIENT_MS).await;
         shop
     }
 
+    /// Creates a campaign that is open.
+    pub(super) async fn create(&self, id: &str, total: u32) {
+        let mut body = campaign(id, json!({"total": total}));
+        body["starts_at"] = json!(from_now(-3600));
+        body["hold_seconds"] = json!(HOLD_S);
+        self.core.create_with(body).await;
+    }
+
     /// Kills the shop's server and starts it again.
-    async fn restart(&mut self, deadline_ms: &str) {
+    pub(super) async fn restart(&mut self, deadline_ms: &str) {
         self.process = None;
         let mut node = command(Path::new("node"));
         node.arg(root().join("examples/checkout/server.mjs"))
-            .env("CAMPAIGN", "spring")
+            .env("CAMPAIGN", self.campaign)
             .env("CLAIMGATE_DEADLINE_MS", deadline_ms)
             .env("CLAIMGATE_TOKEN", API_TOKEN)
             .env("CLAIMGATE_URL", format!("http://{}", self.proxy.listen))
@@ -89,8 +118,9 @@ impl Shop {
             .env("PORT", self.listen.port().to_string())
             .env("STRIPE_PRICE", PRICE)
             .env("STRIPE_SECRET_KEY", SECRET_KEY)
-            .env("STRIPE_URL", self.stripe.url())
-            .env("STRIPE_WEBHOOK_SECRET", WEBHOOK_SECRET);
+            .env("STRIPE_URL", format!("http://{}", self.stripe_proxy.listen))
+            .env("STRIPE_WEBHOOK_SECRET", WEBHOOK_SECRET)
+            .stderr(std::fs::File::options().append(true).open(self.log.0.path()).unwrap());
         self.process = Some(Process::start(node));
         eventually(SOON, || async {
             let answer = self.core.client().once().try_get(&self.url("/"), "").await;
@@ -104,23 +134,23 @@ impl Shop {
     }
 
     /// Calls the shop as the user's browser does, which follows redirects.
-    async fn call(&self, user: &str, method: Method, path: &str) -> Reply {
+    pub(super) async fn call(&self, user: &str, method: Method, path: &str) -> Reply {
         let request = self.core.client().request(method, &self.url(path)).header("Cookie", login(user));
         self.core.client().once().send(request).await.expect("an answer")
     }
 
     /// Buys a unit. Returns the claim for which the browser then shows Stripe's page.
-    async fn buy(&self, user: &str) -> String {
+    pub(super) async fn buy(&self, user: &str) -> String {
         self.at_stripe(&self.call(user, Method::POST, "/buy").await)
     }
 
-    fn at_stripe(&self, reply: &Reply) -> String {
+    pub(super) fn at_stripe(&self, reply: &Reply) -> String {
         let session = reply.path.strip_prefix("/c/pay/");
         self.stripe.claim_of(session.unwrap_or_else(|| panic!("{} {}", reply.path, reply.text())))
     }
 
     /// Delivers an event about the claim's session, signed now. Returns the status.
-    async fn deliver(&self, kind: &str, claim: &str) -> u16 {
+    pub(super) async fn deliver(&self, kind: &str, claim: &str) -> u16 {
         let event = self.stripe.event(kind, claim);
         let header = stripe::signature(WEBHOOK_SECRET, now_ms() / 1000, &event);
         self.post(&event, &header).await
@@ -133,7 +163,7 @@ impl Shop {
     }
 
     /// Checks that the order's page contains `text`.
-    async fn shows(&self, user: &str, claim: &str, text: &str) {
+    pub(super) async fn shows(&self, user: &str, claim: &str, text: &str) {
         let page = self.call(user, Method::GET, &format!("/orders/{claim}")).await.expect(200).text();
         assert!(page.contains(text), "no {text:?}: {page}");
     }
@@ -142,12 +172,12 @@ impl Shop {
         self.core.look_up(claim).await.expect(200).json()["claim"].clone()
     }
 
-    async fn has_status(&self, claim: &str, status: &str) {
+    pub(super) async fn has_status(&self, claim: &str, status: &str) {
         let found = self.claim(claim).await;
         assert_eq!(found["status"], status, "{found}");
     }
 
-    async fn advance_s(&mut self, seconds: i64) {
+    pub(super) async fn advance_s(&mut self, seconds: i64) {
         let now_ms = self.clock.now_ms() + seconds * 1000;
         self.redis.set_frozen_clock(&mut self.clock, now_ms).await;
     }
@@ -386,12 +416,20 @@ async fn forged_and_foreign_events_change_nothing() {
         (&event, format!("t={now_s}")),
         (&event, stripe::signature("whsec_of_another_endpoint", now_s, &event)),
         (&event, stripe::signature(WEBHOOK_SECRET, now_s - 3600, &event)),
+        (&event, stripe::signature(WEBHOOK_SECRET, now_s + 3600, &event)),
         (&event, signed.replace("v1=", "v0=")),
         (&event.replace("evt_1", "evt_2"), signed.clone()),
     ] {
         assert_eq!(shop.post(body, &header).await, 400, "{header}");
     }
-    let foreign = stripe::event(COMPLETED, &json!({"id": "cs_test_1", "metadata": {}}));
+    assert_eq!(shop.post(&"x".repeat(1024 * 1024 + 1), &signed).await, 413);
+    let log = shop.log.text();
+    let logged = |reason: &str| log.matches(&format!("rejected an event: {reason}")).count();
+    let reasons = ["the header", "no signature matches", "the signature's age is", "the body has more than"];
+    assert_eq!(reasons.map(logged), [1, 4, 2, 1], "{log}");
+    assert!(!log.contains(WEBHOOK_SECRET) && !log.contains("evt_"), "{log}");
+    let session = json!({"id": "cs_test_1", "metadata": {"claim_id": &claim, "shop": "another"}});
+    let foreign = stripe::event(COMPLETED, &session);
     let other = stripe::event("charge.refunded", &json!({"id": "ch_1", "metadata": null}));
     for event in [foreign, other] {
         assert_eq!(shop.post(&event, &stripe::signature(WEBHOOK_SECRET, now_s, &event)).await, 200);

@@ -4,6 +4,7 @@ mod api;
 mod campaign;
 mod challenges;
 mod checkout;
+mod checkout_faults;
 mod clients;
 mod deployment;
 mod embedding;
