@@ -112,9 +112,30 @@ async fn lost_responses_repeat_neither_session_nor_refund() {
     assert_eq!(shop.stripe.refunds(), payments);
 }
 
+/// Runs `script` with the shop's functions and a `fetch` of its own. Returns the JSON that the script prints.
+fn run_in_node(script: &str) -> serde_json::Value {
+    let orders = tempfile::tempdir().unwrap();
+    let mut node = command(Path::new("node"));
+    node.args(["--input-type=module", "--eval", &format!("{IMPORTS}{script}")]);
+    for name in ["CLAIMGATE_TOKEN", "CLAIMGATE_URL", "ORIGIN", "STRIPE_PRICE", "STRIPE_SECRET_KEY"] {
+        node.env(name, "unused");
+    }
+    node.env("CAMPAIGN", "spring").env("ORDERS", orders.path());
+    let output = node.env("SHOP_FILES", root().join("examples/checkout")).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+const IMPORTS: &str = r#"
+const { buy, cancel } = await import(process.env.SHOP_FILES + "/purchase.mjs");
+const { remove, storeOnce } = await import(process.env.SHOP_FILES + "/store.mjs");
+"#;
+
 /// Both processes find that the previous purchase is over, and the other one is faster.
-const SECOND_PROCESS: &str = r#"
-const [{ buy }, { remove, storeOnce }] = [await import(process.env.SHOP_FILES + "/purchase.mjs"), await import(process.env.SHOP_FILES + "/store.mjs")];
+#[test]
+fn two_processes_share_the_claim_of_a_user() {
+    let tried = run_in_node(
+        r#"
 const name = "spring.alice", newKey = "stored-by-the-other-process", tried = [];
 globalThis.fetch = async (_url, { body }) => {
 	const { idempotency_key: key } = JSON.parse(body);
@@ -127,19 +148,30 @@ globalThis.fetch = async (_url, { body }) => {
 storeOnce(name, { key: "previous" });
 await buy("alice");
 console.log(JSON.stringify(tried));
-"#;
-
-#[test]
-fn two_processes_share_the_claim_of_a_user() {
-    let orders = tempfile::tempdir().unwrap();
-    let mut node = command(Path::new("node"));
-    node.args(["--input-type=module", "--eval", SECOND_PROCESS]);
-    for name in ["CLAIMGATE_TOKEN", "CLAIMGATE_URL", "ORIGIN", "STRIPE_PRICE", "STRIPE_SECRET_KEY"] {
-        node.env(name, "unused");
-    }
-    node.env("CAMPAIGN", "spring").env("ORDERS", orders.path());
-    let output = node.env("SHOP_FILES", root().join("examples/checkout")).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let tried: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+"#,
+    );
     assert_eq!(tried, json!(["previous", "stored-by-the-other-process"]));
+}
+
+/// The session is stored, and its claim is read as held, immediately before a cancellation returns the claim.
+#[test]
+fn a_session_stored_during_a_cancellation_ends() {
+    let ended = run_in_node(
+        r#"
+const claim = { id: "id", status: "held" }, ended = [];
+const session = { id: "cs_1", status: "open", payment_status: "unpaid", metadata: { claim_id: "id" } };
+globalThis.fetch = async (url) => {
+	if (url.endsWith("/expire")) ended.push(url.split("/").at(-2));
+	if (url.includes("/checkout/sessions/")) return Response.json(session);
+	if (url.endsWith("/return")) {
+		storeOnce("id.session", { id: session.id });
+		claim.status = "returned";
+	}
+	return Response.json({ claim });
+};
+await cancel("id");
+console.log(JSON.stringify(ended));
+"#,
+    );
+    assert_eq!(ended, json!(["cs_1"]));
 }
