@@ -1,16 +1,12 @@
 //! `claimgate campaign apply`: campaigns from a file.
 
-use std::io::Write as _;
-use std::process::Stdio;
-
 use serde_json::{Value, json};
 use support::Core;
+use support::CoreOptions;
 use support::core_client::campaign;
-use support::process::command;
 use support::stand_in::{Canned, StandIn};
-use support::{CoreOptions, binary};
 
-use crate::command_line::{CommandOutput, run, run_against};
+use crate::command_line::{CommandOutput, run, run_against, with_input};
 use crate::terminal::{answered, asking};
 
 const TWO: &str = "\
@@ -204,38 +200,18 @@ async fn a_dry_run_prints_the_changes_and_makes_none() {
     assert_eq!(all(&core).await, before);
 }
 
-/// Runs a command whose standard input is `text`.
-async fn with_input(core: &Core, arguments: &[&str], text: &str) -> CommandOutput {
-    let mut command = command(&binary::claimgate());
-    command.args(arguments).env("CLAIMGATE_ADMIN_LISTEN", core.admin_listen().to_string());
-    command.env("CLAIMGATE_DATA_DIR", core.data_dir());
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let text = text.to_owned();
-    let output = tokio::task::spawn_blocking(move || {
-        let mut child = command.spawn().unwrap();
-        child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
-        child.wait_with_output().unwrap()
-    });
-    let output = output.await.unwrap();
-    CommandOutput {
-        status: output.status.code().unwrap_or(-1),
-        out: String::from_utf8(output.stdout).unwrap(),
-        err: String::from_utf8(output.stderr).unwrap(),
-    }
-}
-
 #[tokio::test]
 async fn campaigns_are_read_from_standard_input() {
     let core = Core::start().await;
-    let unconfirmed = with_input(&core, &["campaign", "apply", "-"], TWO).await.ended(2);
+    let unconfirmed = with_input(&core, &["campaign", "apply", "-"], TWO.as_bytes()).await.ended(2);
     unconfirmed
         .one_line("campaigns to create: 2, to change: 0. There is no terminal to confirm on: give --yes");
     assert_eq!(all(&core).await, json!([]));
-    with_input(&core, &["campaign", "apply", "-", "--yes"], TWO_AS_JSON).await.ended(0);
+    with_input(&core, &["campaign", "apply", "-", "--yes"], TWO_AS_JSON.as_bytes()).await.ended(0);
     assert_eq!(all(&core).await.as_array().unwrap().len(), 2);
-    let wrong = with_input(&core, &["campaign", "apply", "-", "--yes"], "id: x\nnam: y\n").await.ended(2);
+    let wrong = with_input(&core, &["campaign", "apply", "-", "--yes"], b"id: x\nnam: y\n").await.ended(2);
     assert!(wrong.err.contains("standard input:2: x: nam: 'y'"), "{wrong:?}");
-    with_input(&core, &["campaign", "apply", "-"], TWO).await.ended(0);
+    with_input(&core, &["campaign", "apply", "-"], TWO.as_bytes()).await.ended(0);
 }
 
 #[tokio::test]

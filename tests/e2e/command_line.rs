@@ -20,6 +20,13 @@ pub(crate) struct CommandOutput {
     pub(crate) err: String,
 }
 
+impl From<Output> for CommandOutput {
+    fn from(Output { status, stdout, stderr }: Output) -> Self {
+        let [out, err] = [stdout, stderr].map(|text| String::from_utf8(text).unwrap());
+        Self { status: status.code().unwrap_or(-1), out, err }
+    }
+}
+
 impl CommandOutput {
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("no JSON ({error}): {self:?}"))
@@ -52,13 +59,22 @@ async fn run_into(
     let mut command = command(&binary::claimgate());
     command.args(arguments).envs(environment.iter().copied()).current_dir(directory);
     command.stdin(Stdio::null()).stdout(out).stderr(err);
-    let output = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
-    let Output { status, stdout, stderr } = output;
-    CommandOutput {
-        status: status.code().unwrap_or(-1),
-        out: String::from_utf8(stdout).unwrap(),
-        err: String::from_utf8(stderr).unwrap(),
-    }
+    tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap().into()
+}
+
+/// Runs a command against `core` with `input` as its standard input.
+pub(crate) async fn with_input(core: &Core, arguments: &[&str], input: &[u8]) -> CommandOutput {
+    let mut command = command(&binary::claimgate());
+    command.args(arguments).env("CLAIMGATE_ADMIN_LISTEN", core.admin_listen().to_string());
+    command.env("CLAIMGATE_DATA_DIR", core.data_dir());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let input = input.to_owned();
+    let output = tokio::task::spawn_blocking(move || {
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(&input).unwrap();
+        child.wait_with_output().unwrap()
+    });
+    output.await.unwrap().into()
 }
 
 /// Runs a command against `core`, as on core's machine.
@@ -111,32 +127,18 @@ async fn past_claims_are_imported_from_standard_input() {
     let core = Core::start().await;
     core.create("demo", json!({})).await;
     core.set_admin_state("demo", "pause").await.expect(200);
-    let import = async |csv: &'static [u8]| {
-        let mut import = command(&binary::claimgate());
-        import.args(["campaign", "import", "demo", "-", "--json"]);
-        import.env("CLAIMGATE_ADMIN_LISTEN", core.admin_listen().to_string());
-        import.env("CLAIMGATE_DATA_DIR", core.data_dir());
-        import.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut import = import.spawn().unwrap();
-        import.stdin.take().unwrap().write_all(csv).unwrap();
-        let ended = tokio::task::spawn_blocking(move || import.wait_with_output().unwrap()).await.unwrap();
-        (
-            ended.status.code(),
-            String::from_utf8(ended.stdout).unwrap(),
-            String::from_utf8(ended.stderr).unwrap(),
-        )
-    };
-    let (status, out, err) = import(b"user_id,quantity\rann,2\rbob,1\r").await;
-    assert_eq!((status, err.as_str()), (Some(0), ""), "{out}");
-    assert_eq!(serde_json::from_str::<Value>(&out).unwrap(), json!({"imported": 2, "already": 0}));
+    let import =
+        async |csv: &[u8]| with_input(&core, &["campaign", "import", "demo", "-", "--json"], csv).await;
+    let done = import(b"user_id,quantity\rann,2\rbob,1\r").await.ended(0);
+    assert_eq!((done.json(), done.err.as_str()), (json!({"imported": 2, "already": 0}), ""));
     for (csv, part) in [
         (&b"user_id;quantity\nann;1\n"[..], "';'"),
         (b"sep=,\nuser_id,quantity\n", "sep="),
         (b"\xff\xfeu\0s\0e\0r\0", "UTF-16"),
         (b"user_id,quantity\rann,1\rbob,none\r", "line 3"),
     ] {
-        let (status, _, err) = import(csv).await;
-        assert!(status == Some(2) && err.contains(part), "{part}: {status:?} {err}");
+        let refused = import(csv).await.ended(2);
+        assert!(refused.err.contains(part), "{part}: {refused:?}");
     }
 }
 

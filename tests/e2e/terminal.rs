@@ -2,7 +2,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use support::process::command;
 use support::{Core, binary};
@@ -56,10 +56,6 @@ pub(crate) async fn answered(mut child: Child, typed: &'static str) -> CommandOu
         child.stdin.take().unwrap().write_all(typed.as_bytes()).unwrap();
         child.wait_with_output().unwrap()
     });
-    let Output { status, stdout, stderr } = output.await.unwrap();
-    CommandOutput {
-        status: status.code().unwrap_or(-1),
-        out: String::from_utf8(stdout).unwrap().replace('\r', ""),
-        err: String::from_utf8(stderr).unwrap(),
-    }
+    let output = CommandOutput::from(output.await.unwrap());
+    CommandOutput { out: output.out.replace('\r', ""), ..output }
 }
