@@ -1,10 +1,9 @@
 //! `claimgate campaign apply`: campaigns from a file.
 
 use serde_json::{Value, json};
-use support::Core;
-use support::CoreOptions;
 use support::core_client::campaign;
 use support::stand_in::{Canned, StandIn};
+use support::{Core, CoreOptions};
 
 use crate::command_line::{CommandOutput, run, run_against, with_input};
 use crate::terminal::{answered, asking};
@@ -79,7 +78,8 @@ async fn campaigns_of_a_file_are_created_changed_and_kept() {
 
     let changed = TWO.replace("total: 50", "total: 60").replace("  hold_seconds: 600\n", "");
     let output = apply(&core, &changed, &["--yes"]).await.ended(0).out;
-    let expected = "spring: unchanged\nvouchers: change\n  limits.total: 50 -> 60\n  hold_seconds: 600 -> none\n\
+    let expected = "spring: unchanged\nvouchers: change\n  limits.total: 50 -> 60\n  hold_seconds: 600 -> none\n  \
+                    warning: hold_seconds: claims are granted immediately from now on, without a confirmation\n\
                     vouchers: changed, version 2\n";
     assert_eq!(output, expected);
     let vouchers = core.admin_get("/admin/v1/campaigns/vouchers").await.expect(200).json();
@@ -134,7 +134,7 @@ async fn a_mistake_in_one_campaign_changes_none() {
         (
             "  hold_secs: 5",
             2,
-            &["campaigns.txt:14: vouchers: hold_secs: '5': unknown member; did you mean hold_seconds?"][..],
+            &["campaigns.txt:14: vouchers: hold_secs: unknown member; did you mean hold_seconds?"][..],
         ),
         ("- id: x\n  limits: {total: -5}", 2, &["campaigns.txt:15: x: limits.total: '-5': -5 is below 0"]),
         ("- id: x\n  limits: {total: [", 2, &["campaigns.txt:1"]),
@@ -142,12 +142,12 @@ async fn a_mistake_in_one_campaign_changes_none() {
         ("  time_zone: UTC\n- id: x\n  time_zone: Mars", 2, &["x: time_zone: 'Mars'"]),
         (
             "  time_zone: Asia/Tokyo",
-            1,
+            2,
             &["campaigns.txt:14: vouchers: time_zone: 'Asia/Tokyo': is UTC in the existing campaign"],
         ),
         (
             "- id: x\n  limits: {total: 1}\n  ends_at: 2026-01-01 00:00",
-            1,
+            2,
             &["x: ends_at: '2026-01-01 00:00': ends_at must be after"],
         ),
         (
@@ -170,10 +170,17 @@ async fn a_mistake_in_one_campaign_changes_none() {
         let output = apply(&core, text, &["--yes"]).await.ended(2);
         assert!(output.err.contains(part), "{output:?}");
     }
-    run_against(&core, &["campaign", "apply", "nowhere.yaml"])
-        .await
-        .ended(2)
-        .one_line("nowhere.yaml: No such file");
+    let too_large = format!("id: a # {}", "x".repeat(1 << 20));
+    for (content, part) in [
+        (&b"id: a\nname: \xff\xfe\n"[..], "campaigns.txt: is not in UTF-8; save it as UTF-8"),
+        (too_large.as_bytes(), "campaigns.txt: is larger than 1 MiB; split it"),
+    ] {
+        std::fs::write(core.data_dir().join("campaigns.txt"), content).unwrap();
+        run_against(&core, &["campaign", "apply", "campaigns.txt"]).await.ended(2).one_line(part);
+    }
+    for (file, part) in [("nowhere.yaml", "nowhere.yaml: No such file"), (".", ".: Is a directory")] {
+        run_against(&core, &["campaign", "apply", file]).await.ended(2).one_line(part);
+    }
     run_against(&core, &["campaign", "apply", "x.yaml", "--yes", "--dry-run"]).await.ended(2);
 }
 
@@ -210,7 +217,7 @@ async fn campaigns_are_read_from_standard_input() {
     with_input(&core, &["campaign", "apply", "-", "--yes"], TWO_AS_JSON.as_bytes()).await.ended(0);
     assert_eq!(all(&core).await.as_array().unwrap().len(), 2);
     let wrong = with_input(&core, &["campaign", "apply", "-", "--yes"], b"id: x\nnam: y\n").await.ended(2);
-    assert!(wrong.err.contains("standard input:2: x: nam: 'y'"), "{wrong:?}");
+    assert!(wrong.err.contains("standard input:2: x: nam: unknown member"), "{wrong:?}");
     with_input(&core, &["campaign", "apply", "-"], TWO.as_bytes()).await.ended(0);
 }
 
@@ -227,6 +234,10 @@ async fn a_terminal_is_asked_before_the_first_change() {
         assert!(refused.out.contains("nothing was done"), "{refused:?}");
         assert_eq!(all(&core).await, json!([]));
     }
+    let (child, preview) = asking(&core, &[&apply[..], &["--json"]].concat()).await;
+    assert!(preview.contains("spring: create\n  name: Spring sale\n"), "with --json too: {preview}");
+    let done = answered(child, "no\n").await.ended(1);
+    assert!(!done.out.contains('{'), "{done:?}");
     let (child, _) = asking(&core, &apply).await;
     let done = answered(child, "yes\n").await.ended(0);
     assert!(done.out.contains("vouchers: created, version 1"), "{done:?}");
@@ -246,14 +257,16 @@ async fn a_concurrent_change_stops_only_its_campaign() {
     core.patch("first", json!({"limits": {"per_user": 5}})).await.expect(200);
     core.create("late", json!({"total": 2})).await;
     let rest = answered(child, "yes\n").await.ended(1).out;
+    let mut after = rest.as_str();
     for part in [
         "first: another caller changed it in the meantime (version_conflict, now version 2)",
         "late: Campaign exists (campaign_exists)",
+        "nothing was created",
         "second: changed, version 2",
         "new: created, version 1",
-        "campaigns that are not as in the file: 2 of 4",
+        "campaigns that do not match the file: 2 of 4",
     ] {
-        assert!(rest.contains(part), "{part}: {rest}");
+        after = after.split_once(part).unwrap_or_else(|| panic!("no {part} in this order: {rest}")).1;
     }
     let first = core.campaign("first").await;
     assert_eq!((&first["limits"]["total"], &first["limits"]["per_user"]), (&json!(1), &json!(5)));
@@ -263,6 +276,51 @@ async fn a_concurrent_change_stops_only_its_campaign() {
         core.campaign("first").await["limits"],
         json!({"total": 9, "per_user": null, "per_user_per_day": null, "per_claim": null})
     );
+}
+
+/// Returns a campaign with a total of 1, as core shows it while Redis is available.
+fn canned_campaign(id: &str, state: &str) -> Value {
+    json!({"id": id, "name": id, "state": state, "starts_at": "2026-01-01T00:00:00.000Z", "ends_at": null,
+        "time_zone": "UTC", "limits": {"total": 1}, "version": 3, "codes": false, "ready": true,
+        "import_unfinished": false})
+}
+
+/// A fake server replaces core: its campaign has the rules of the file in SQL, but maybe not in Redis.
+#[tokio::test]
+async fn an_unchanged_campaign_that_is_not_ready_has_status_3() {
+    let directory = tempfile::tempdir().unwrap();
+    let core = StandIn::start();
+    let address = core.listen.to_string();
+    let environment = [
+        ("CLAIMGATE_ADMIN_LISTEN", address.as_str()),
+        ("CLAIMGATE_ADMIN_TOKEN", "an-admin-token-for-the-tests-only-of-some-length"),
+        ("CLAIMGATE_DATA_DIR", directory.path().to_str().unwrap()),
+    ];
+    let file = directory.path().join("campaigns.json");
+    std::fs::write(&file, r#"[{"id":"a","limits":{"total":1}}]"#).unwrap();
+    let apply = ["campaign", "apply", file.to_str().unwrap()];
+    for (state, ready, import_unfinished, status) in [
+        ("open", true, false, 0),
+        ("open", false, false, 3),
+        ("scheduled", false, false, 3),
+        ("ended", false, false, 0),
+        ("paused", false, true, 0),
+    ] {
+        let mut campaign = canned_campaign("a", state);
+        campaign["ready"] = json!(ready);
+        campaign["import_unfinished"] = json!(import_unfinished);
+        core.answers("GET /admin/v1/campaigns/a", Canned::json(200, &campaign));
+        run(&[&apply[..], &["--dry-run"]].concat(), &environment, directory.path()).await.ended(0);
+        let output = run(&apply, &environment, directory.path()).await.ended(status);
+        assert_eq!(output.out, "a: unchanged\n", "{state}");
+        let is_reported = output.err.contains("a: is stored as in the file, but not ready in Redis");
+        assert_eq!(is_reported, status == 3, "{state}: {output:?}");
+        let json = run(&[&apply[..], &["--json"]].concat(), &environment, directory.path())
+            .await
+            .ended(status)
+            .json();
+        assert_eq!(json["campaigns"][0]["done"], status == 0, "{json}");
+    }
 }
 
 /// A fake server replaces core: it is up for the comparison, and down for the first change.
@@ -277,9 +335,10 @@ async fn no_further_campaign_is_tried_at_an_unavailable_core() {
         ("CLAIMGATE_DATA_DIR", directory.path().to_str().unwrap()),
     ];
     for id in ["a", "b"] {
-        let campaign = json!({"id": id, "name": id, "state": "open", "starts_at": "2026-01-01T00:00:00.000Z", "ends_at": null,
-            "time_zone": "UTC", "limits": {"total": 1}, "version": 3, "codes": false});
-        core.answers(&format!("GET /admin/v1/campaigns/{id}"), Canned::json(200, &campaign));
+        core.answers(
+            &format!("GET /admin/v1/campaigns/{id}"),
+            Canned::json(200, &canned_campaign(id, "open")),
+        );
         let down = json!({"title": "Unavailable", "status": 503, "detail": "no SQL", "code": "unavailable"});
         core.answers(&format!("PATCH /admin/v1/campaigns/{id}"), Canned::problem(503, &down));
     }
@@ -294,20 +353,23 @@ async fn no_further_campaign_is_tried_at_an_unavailable_core() {
         output.err.contains("a: Unavailable (unavailable): no SQL; the change may have been made"),
         "{output:?}"
     );
-    assert!(output.err.contains("not as in the file: 2 of 2") && !output.err.contains("b: "), "{output:?}");
+    assert!(
+        output.err.contains("do not match the file: 2 of 2") && !output.err.contains("b: "),
+        "{output:?}"
+    );
 }
 
 #[tokio::test]
 async fn a_campaign_with_codes_is_raised_up_to_its_codes() {
     let core = Core::start().await;
     let file = |total: u32| format!("id: coupons\ncodes: true\nlimits: {{total: {total}, per_user: 1}}\n");
-    let early = apply(&core, &file(2), &["--yes"]).await.ended(1);
+    let early = apply(&core, &file(2), &["--yes"]).await.ended(2);
     assert!(early.err.contains("limits.total: '2': a new campaign has no codes yet"), "{early:?}");
     apply(&core, &file(0), &["--yes"]).await.ended(0);
     let codes = core.data_dir().join("codes.txt");
     std::fs::write(&codes, "SAVE-1\nSAVE-2\n").unwrap();
     run_against(&core, &["campaign", "codes", "add", "coupons", codes.to_str().unwrap()]).await.ended(0);
-    let missing = apply(&core, &file(3), &["--yes"]).await.ended(1);
+    let missing = apply(&core, &file(3), &["--yes"]).await.ended(2);
     assert!(missing.err.contains("limits.total: '3': the campaign has 2 codes"), "{missing:?}");
     apply(&core, &file(2), &["--yes"]).await.ended(0);
     assert_eq!(core.campaign("coupons").await["limits"]["total"], 2);

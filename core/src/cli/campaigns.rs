@@ -36,7 +36,7 @@ pub enum CampaignCommand {
     Show(IdArgs),
     /// Change name, window, limits, hold or pass rule; omitted settings stay as they are
     Update(Box<UpdateArgs>),
-    /// Create and change campaigns so that they are as in a file
+    /// Create and change campaigns to match a file
     Apply(Box<ApplyArgs>),
     /// Add units to the total, or remove some
     Add(AddArgs),

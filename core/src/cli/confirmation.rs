@@ -25,6 +25,11 @@ impl ConfirmArgs {
         self.ask(&format!("{what}; this cannot be undone"), word)
     }
 
+    /// Returns whether [`Self::ask`] asks: there is a terminal, and `--yes` is not given.
+    pub fn will_ask(self) -> bool {
+        !self.yes && has_terminal()
+    }
+
     /// Returns immediately with `--yes`, otherwise after the user has typed `word`. `what` is a sentence
     /// without a full stop that describes the action.
     ///
@@ -34,7 +39,7 @@ impl ConfirmArgs {
         if self.yes {
             return Ok(());
         }
-        if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
+        if !has_terminal() {
             let problem = format!("{what}. There is no terminal to confirm on: give --yes");
             return Err(CallError::Usage(problem));
         }
@@ -48,4 +53,8 @@ impl ConfirmArgs {
             typed => Err(CallError::NotDone(format!("nothing was done: '{typed}' is not {word}"))),
         }
     }
+}
+
+fn has_terminal() -> bool {
+    io::stdin().is_terminal() && io::stderr().is_terminal()
 }

@@ -34,6 +34,11 @@ pub fn say(text: &dyn Display) {
     let _ = writeln!(io::stderr(), "claimgate: {text}");
 }
 
+/// Prints lines on standard error that a question refers to.
+pub fn print_before_question(lines: &dyn Display) {
+    let _ = writeln!(io::stderr(), "{lines}");
+}
+
 /// Prints a prompt on standard error, which is a terminal, without a line end.
 pub fn prompt(text: &dyn Display) {
     let mut terminal = io::stderr();

@@ -6,7 +6,7 @@ use std::slice;
 use std::str::FromStr;
 
 use claimgate_client::NewCampaign;
-use claimgate_shared::{CampaignId, Limits, PassRule, Timestamp};
+use claimgate_shared::{CampaignId, Limits, PassRule, Problem, Timestamp};
 
 use super::yaml::{Content, Mistake, Node};
 use crate::cli::limit_arg::LimitArg;
@@ -20,6 +20,21 @@ const MEMBERS: [&str; 9] =
     ["id", "name", "starts_at", "ends_at", "time_zone", "limits", "hold_seconds", "pass", "codes"];
 const LIMITS: [&str; 4] = ["total", "per_user", "per_user_per_day", "per_claim"];
 const PASS: [&str; 2] = ["required", "until"];
+
+/// The members that may be none.
+const OPTIONAL: [&str; 8] = [
+    "starts_at",
+    "ends_at",
+    "hold_seconds",
+    "pass",
+    "limits.total",
+    "limits.per_user",
+    "limits.per_user_per_day",
+    "limits.per_claim",
+];
+
+/// Maximum number of characters of a name or value in a message.
+const SHOWN_MAX: usize = 80;
 
 /// A campaign as the file has it.
 #[derive(Debug)]
@@ -39,10 +54,10 @@ pub struct Wanted {
 /// The positions of a campaign's members in the file, for messages.
 #[derive(Debug, Default)]
 pub struct Places {
-    /// The campaign's id, or its number in the file.
-    who: String,
+    /// The campaign's id, or its number in the file if the id is missing or malformed.
+    campaign: String,
     line: usize,
-    /// The line of each member by its path, and its text if it is neither a list nor an object.
+    /// The line of each member by its path, and its text if messages show it.
     members: BTreeMap<String, (usize, Option<String>)>,
 }
 
@@ -53,9 +68,32 @@ impl Places {
         let parent = path.rsplit_once('.').and_then(|(parent, _)| self.members.get(parent));
         let missing = (parent.map_or(self.line, |(line, _)| *line), None);
         let (line, text) = self.members.get(path).cloned().unwrap_or(missing);
-        let text = text.map(|text| format!("'{text}': ")).unwrap_or_default();
-        Mistake::at(line, format!("{}: {path}: {text}{why}", self.who))
+        let text = text.map(|text| format!("'{}': ", shown(&text))).unwrap_or_default();
+        Mistake::at(line, format!("{}: {}: {text}{why}", self.campaign, shown(path)))
     }
+
+    /// Creates the mistake of a value that core's own check rejects. A problem without a field is about the total.
+    pub fn rejected(&self, problem: &Problem) -> Mistake {
+        let path = problem.extensions.field.as_deref().unwrap_or("limits.total");
+        let why = problem.detail.strip_prefix(&format!("{path}: ")).unwrap_or(&problem.detail);
+        self.mistake(path, why)
+    }
+}
+
+/// Returns a text of the file for a message: shortened, and with control characters escaped.
+fn shown(text: &str) -> String {
+    let mut chars = text.chars();
+    let mut shown = String::new();
+    for char in chars.by_ref().take(SHOWN_MAX) {
+        match char {
+            '\'' | '"' | '\\' => shown.push(char),
+            _ => shown.extend(char.escape_debug()),
+        }
+    }
+    if chars.next().is_some() {
+        shown.push('…');
+    }
+    shown
 }
 
 /// Reads the campaigns of a file; `now` is the time of the run.
@@ -107,12 +145,13 @@ impl Reader {
             _ => &[],
         };
         let id = members.iter().find(|member| member.name == "id");
-        let who = match id.map(|id| &id.value.content) {
-            Some(Content::Scalar { text, .. }) => text.clone(),
-            _ => format!("campaign {number}"),
+        let id: Option<CampaignId> = match id.map(|id| &id.value.content) {
+            Some(Content::Scalar(text)) => text.parse().ok(),
+            _ => None,
         };
+        let campaign = id.map_or_else(|| format!("campaign {number}"), |id| id.to_string());
         Self {
-            places: Places { who, line: entry.line, members: BTreeMap::new() },
+            places: Places { campaign, line: entry.line, members: BTreeMap::new() },
             zone: TimeZone::default(),
             now,
             relative: BTreeMap::new(),
@@ -122,19 +161,24 @@ impl Reader {
 
     fn read(mut self, entry: &Node) -> Result<Wanted, Vec<Mistake>> {
         if !matches!(entry.content, Content::Object(_)) {
-            let why = format!("{}: must be an object with id, name, limits and so on", self.places.who);
+            let why = format!("{}: must be an object with id, name, limits and so on", self.places.campaign);
             return Err(vec![Mistake::at(entry.line, why)]);
         }
         let members = self.members("", entry, &MEMBERS);
         self.zone = self.parsed("time_zone", members.get("time_zone").copied()).unwrap_or_default();
         let id: Option<CampaignId> = self.parsed("id", members.get("id").copied());
-        if members.get("id").is_none_or(|id| id.content == Content::Null) {
+        let is_missing = match members.get("id") {
+            Some(id) => id.content == Content::Null,
+            // Another mistake may be the reason why the id was not read.
+            None => !self.places.members.contains_key("id"),
+        };
+        if is_missing {
             self.wrong("id", "is missing");
         }
         let name = members.get("name").and_then(|name| self.text("name", name));
         let codes = members.get("codes").is_some_and(|codes| self.boolean("codes", codes));
         let limits = self.limits(members.get("limits").copied(), codes);
-        let hold_seconds = LimitArg::limit(self.parsed("hold_seconds", members.get("hold_seconds").copied()));
+        let hold_seconds = LimitArg::limit(self.number("hold_seconds", members.get("hold_seconds").copied()));
         let starts_at = self.time("starts_at", members.get("starts_at").copied());
         let ends_at = self.time("ends_at", members.get("ends_at").copied());
         let pass = members.get("pass").and_then(|pass| self.pass(pass));
@@ -152,14 +196,10 @@ impl Reader {
             pass,
             codes,
         };
-        match check(&campaign, &self.places) {
-            Ok(()) => Ok(Wanted {
-                campaign,
-                has_name,
-                zone: self.zone,
-                relative: self.relative,
-                places: self.places,
-            }),
+        let Self { zone, relative, places, .. } = self;
+        let wanted = Wanted { campaign, has_name, zone, relative, places };
+        match check(&wanted) {
+            Ok(()) => Ok(wanted),
             Err(mistake) => Err(vec![mistake]),
         }
     }
@@ -177,15 +217,23 @@ impl Reader {
         };
         for member in members {
             let full = if path.is_empty() { member.name.clone() } else { format!("{path}.{}", member.name) };
+            let is_known = known.contains(&member.name.as_str());
             let text = match &member.value.content {
-                Content::Scalar { text, .. } => Some(text.clone()),
+                // The file may be another one, with secrets, and its `codes` may be the codes themselves.
+                Content::Scalar(text) if is_known && full != "codes" => Some(text.clone()),
                 _ => None,
             };
             let is_repeated = self.places.members.insert(full.clone(), (member.line, text)).is_some();
-            if !known.contains(&member.name.as_str()) {
+            if !is_known {
                 self.wrong(&full, unknown(path, &member.name, known));
             } else if is_repeated {
                 self.wrong(&full, "is given twice");
+            } else if member.value.content == Content::Empty {
+                // Not none: the value may be a variable that is not set.
+                let is_optional = OPTIONAL.contains(&full.as_str());
+                let remedy =
+                    if is_optional { "none if that is intended" } else { "one or remove the member" };
+                self.wrong(&full, format!("has no value; write {remedy}"));
             } else {
                 found.insert(member.name.as_str(), &member.value);
             }
@@ -196,8 +244,8 @@ impl Reader {
     /// Returns the text of a value; `None` for `null` and, with a mistake, for a list or an object.
     fn text(&mut self, path: &str, node: &Node) -> Option<String> {
         match &node.content {
-            Content::Scalar { text, .. } => Some(text.clone()),
-            Content::Null => None,
+            Content::Scalar(text) => Some(text.clone()),
+            Content::Null | Content::Empty => None,
             Content::List(_) | Content::Object(_) => {
                 self.wrong(path, "must be one value, not a list or an object");
                 None
@@ -216,6 +264,17 @@ impl Reader {
         }
     }
 
+    /// Parses a number or none. Rejects a leading zero: YAML 1.1 reads such a number as octal, YAML 1.2 as decimal.
+    fn number<const MIN: u32>(&mut self, path: &str, node: Option<&Node>) -> Option<LimitArg<MIN>> {
+        let digits = self.text(path, node?)?;
+        let digits = digits.trim_start_matches(['+', '-']);
+        if digits.len() > 1 && digits.starts_with('0') && digits.bytes().all(|byte| byte.is_ascii_digit()) {
+            self.wrong(path, "must be written without a leading zero");
+            return None;
+        }
+        self.parsed(path, node)
+    }
+
     fn boolean(&mut self, path: &str, node: &Node) -> bool {
         match self.text(path, node).as_deref() {
             Some("true") => return true,
@@ -231,9 +290,9 @@ impl Reader {
             None => BTreeMap::new(),
         };
         let limit = |reader: &mut Self, name: &str| {
-            LimitArg::limit(reader.parsed(&format!("limits.{name}"), members.get(name).copied()))
+            LimitArg::limit(reader.number(&format!("limits.{name}"), members.get(name).copied()))
         };
-        let total: Option<LimitArg<0>> = self.parsed("limits.total", members.get("total").copied());
+        let total: Option<LimitArg<0>> = self.number("limits.total", members.get("total").copied());
         let mut limits = Limits {
             total: total.and_then(|limit| limit.0),
             per_user: limit(self, "per_user"),
@@ -304,8 +363,8 @@ impl Reader {
 /// Returns whether a value is neither `null` nor none.
 fn is_given(node: &Node) -> bool {
     match &node.content {
-        Content::Null => false,
-        Content::Scalar { text, .. } => text != "none",
+        Content::Null | Content::Empty => false,
+        Content::Scalar(text) => text != "none",
         Content::List(_) | Content::Object(_) => true,
     }
 }
@@ -319,14 +378,19 @@ fn unknown(path: &str, name: &str, known: &[&str]) -> String {
     }
 }
 
-/// Checks a campaign by core's own rules.
-fn check(campaign: &NewCampaign, places: &Places) -> Result<(), Mistake> {
-    let body = serde_json::to_vec(campaign).unwrap_or_default();
-    campaign_change::NewCampaign::parse(&body).map(drop).map_err(|problem| {
-        let path = problem.extensions.field.unwrap_or_default();
-        let why = problem.detail.strip_prefix(&format!("{path}: ")).unwrap_or(&problem.detail);
-        places.mistake(&path, why)
-    })
+/// Checks a campaign by core's own rules. Leaves out times that depend on the time of the run: an existing campaign
+/// keeps its own, and a new one is checked again with them.
+fn check(wanted: &Wanted) -> Result<(), Mistake> {
+    let mut campaign = wanted.campaign.clone();
+    if wanted.relative.contains_key("starts_at") {
+        campaign.starts_at = None;
+    }
+    if wanted.relative.contains_key("ends_at") {
+        campaign.ends_at = None;
+    }
+    let body = serde_json::to_vec(&campaign).unwrap_or_default();
+    let checked = campaign_change::NewCampaign::parse(&body);
+    checked.map(drop).map_err(|problem| wanted.places.rejected(&problem))
 }
 
 #[cfg(test)]

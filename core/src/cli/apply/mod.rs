@@ -1,4 +1,4 @@
-//! `claimgate campaign apply`: creates and changes campaigns so that they are as in a file.
+//! `claimgate campaign apply`: makes campaigns match a file.
 //!
 //! The file is read and checked completely, then compared with the existing campaigns, before the first
 //! change is made. Each change is based on the version that was compared. So a campaign that another caller
@@ -10,9 +10,8 @@ mod yaml;
 
 use std::path::PathBuf;
 
-use claimgate_client::{Answer, Error};
+use claimgate_client::Error;
 use claimgate_shared::Code;
-use claimgate_shared::admin::AdminView;
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -24,8 +23,12 @@ use super::client::{CallError, Core, status_of};
 use super::confirmation::ConfirmArgs;
 use super::exit_status::UNAVAILABLE;
 use super::input;
-use super::printer::{print_json, print_text, say};
+use super::printer::{print_before_question, print_json, print_text, say};
 use crate::clock;
+
+/// The reason for [`Outcome::NotReady`].
+const NOT_READY: &str = "is stored as in the file, but not ready in Redis, which may have its former rules; run the \
+                         command again";
 
 /// Maximum size of a file.
 const BYTES_MAX: usize = 1 << 20;
@@ -36,9 +39,10 @@ const BYTES_MAX: usize = 1 << 20;
     after_help = "The file has one campaign or a list of campaigns, with the members of the admin API's create: id, name, \
         starts_at, ends_at, time_zone, limits (total, per_user, per_user_per_day, per_claim), hold_seconds, pass and \
         codes. A time is written as for `campaign create`. A mistake in any campaign changes nothing.\n\n\
-        Exit status: 0 all campaigns are as in the file; 1 some are not, because core denied it, another caller changed \
-        them in the meantime, or the question was not answered with yes, and with --dry-run because something would \
-        change; 2 a mistake in the file or wrong usage; 3 unavailable: run the command again."
+        Exit status: 0 all campaigns match the file; 1 some do not, because core denied the change, another caller \
+        changed them in the meantime (run the command again), or the question was not answered with yes, and with \
+        --dry-run because something would change; 2 a mistake in the file or wrong usage; 3 unavailable: run the \
+        command again."
 )]
 pub struct ApplyArgs {
     /// The file, YAML or JSON, at most 1 MiB; - reads standard input
@@ -52,11 +56,13 @@ pub struct ApplyArgs {
     call: CallArgs,
 }
 
-/// What became of one campaign.
+/// The outcome for one campaign.
 #[derive(Debug)]
 enum Outcome {
-    /// The campaign is as in the file, and core answered this unless nothing was to be done.
+    /// The campaign matches the file. Contains core's answer to the change, if there was one.
     Done(Option<Value>),
+    /// The stored campaign matches the file, but Redis may have its former rules.
+    NotReady,
     /// Core answered with an error, or did not answer.
     Failed(Error),
     /// Nothing was sent.
@@ -69,16 +75,19 @@ impl ApplyArgs {
         let wanted = self.wanted()?;
         let core = Core::new(&self.call)?;
         let steps = self.steps(&core, wanted).await?;
+        let text = steps.iter().map(Step::text).collect::<Vec<_>>().join("\n");
         if !self.call.json {
-            let text: Vec<_> = steps.iter().map(Step::text).collect();
-            print_text(&text.join("\n"))?;
+            print_text(&text)?;
         }
-        let differing = steps.iter().filter(|step| !matches!(step.action, Action::Keep)).count();
-        if differing > 0 && !self.dry_run {
+        let is_different = steps.iter().any(|step| !matches!(step.action, Action::Keep));
+        if is_different && !self.dry_run {
+            if self.call.json && self.confirm.will_ask() {
+                print_before_question(&text);
+            }
             self.confirm.ask(&question(&steps), "yes")?;
         }
-        let outcomes = if self.dry_run { none_tried(&steps) } else { carry_out(&core, &steps).await };
-        self.report(&steps, &outcomes)
+        let outcomes = if self.dry_run { preview(&steps) } else { self.carry_out(&core, &steps).await? };
+        self.finish(&steps, &outcomes)
     }
 
     /// Reads the campaigns of the file.
@@ -86,8 +95,8 @@ impl ApplyArgs {
         let too_large = "is larger than 1 MiB; split it";
         let content = input::read(&self.file, BYTES_MAX, too_large)?;
         let name = input::name_of(&self.file);
-        let text =
-            String::from_utf8(content).map_err(|_| CallError::Usage(format!("{name}: is not in UTF-8")))?;
+        let text = String::from_utf8(content)
+            .map_err(|_| CallError::Usage(format!("{name}: is not in UTF-8; save it as UTF-8")))?;
         let root = yaml::parse(&text).and_then(|root| root.ok_or_else(|| Mistake::at(1, "is empty")));
         let wanted =
             root.map_err(|mistake| vec![mistake]).and_then(|root| file::campaigns(&root, clock::now()));
@@ -105,7 +114,7 @@ impl ApplyArgs {
                 Err(wrong) => mistakes.extend(wrong),
             }
         }
-        if mistakes.is_empty() { Ok(steps) } else { Err(CallError::NotDone(self.refused(&mistakes))) }
+        if mistakes.is_empty() { Ok(steps) } else { Err(CallError::Usage(self.refused(&mistakes))) }
     }
 
     /// Prints all mistakes, and returns the reason why nothing was changed.
@@ -117,36 +126,50 @@ impl ApplyArgs {
         format!("nothing was changed; mistakes in {name}: {}", mistakes.len())
     }
 
-    /// Prints what became of the campaigns; fails unless all are as in the file.
-    fn report(&self, steps: &[Step], outcomes: &[Outcome]) -> Result<(), CallError> {
-        let results: Vec<_> = steps.iter().zip(outcomes).collect();
+    /// Creates and changes the campaigns one after another, and prints each outcome immediately. Continues after a
+    /// rejection, but not after a core that is unavailable.
+    async fn carry_out(&self, core: &Core, steps: &[Step]) -> Result<Vec<Outcome>, CallError> {
+        let mut outcomes = Vec::new();
+        let mut is_down = false;
+        for step in steps {
+            let outcome = if is_down { Outcome::untried(step) } else { Outcome::of(core, step).await };
+            self.print(step, &outcome)?;
+            is_down = is_down || matches!(outcome, Outcome::Failed(_)) && outcome.is_unavailable();
+            outcomes.push(outcome);
+        }
+        Ok(outcomes)
+    }
+
+    /// Prints the outcome of `step`: a failure on standard error, anything else only without --json.
+    fn print(&self, step: &Step, outcome: &Outcome) -> Result<(), CallError> {
+        if let Some(reason) = outcome.reason(step) {
+            say(&format_args!("{}: {reason}", step.campaign.id));
+        }
+        match outcome.text(step) {
+            Some(line) if !self.call.json => Ok(print_text(&line)?),
+            _ => Ok(()),
+        }
+    }
+
+    /// Prints the JSON, if requested; fails unless all campaigns match the file.
+    fn finish(&self, steps: &[Step], outcomes: &[Outcome]) -> Result<(), CallError> {
         if self.call.json {
-            let campaigns: Vec<_> = results.iter().map(|(step, outcome)| outcome.json(step)).collect();
+            let campaigns: Vec<_> =
+                steps.iter().zip(outcomes).map(|(step, outcome)| outcome.json(step)).collect();
             print_json(&json!({"dry_run": self.dry_run, "campaigns": campaigns}))?;
-        } else {
-            let lines: Vec<_> = results.iter().filter_map(|(step, outcome)| outcome.text(step)).collect();
-            if !lines.is_empty() {
-                print_text(&lines.join("\n"))?;
-            }
         }
         let left = outcomes.iter().filter(|outcome| !matches!(outcome, Outcome::Done(_))).count();
         let all = steps.len();
-        for (step, outcome) in &results {
-            if let Outcome::Failed(error) = outcome {
-                say(&format_args!("{}: {}", step.campaign.id, reason(error)));
-            }
+        if left == 0 {
+            return Ok(());
         }
-        match (left, self.dry_run) {
-            (0, _) => Ok(()),
-            (_, true) => Err(CallError::NotDone(format!(
-                "nothing was changed; campaigns that differ: {left} of {all}"
-            ))),
-            (_, false) => {
-                let problem = format!("campaigns that are not as in the file: {left} of {all}");
-                let is_down = outcomes.iter().any(Outcome::is_unavailable);
-                Err(if is_down { CallError::Unavailable(problem) } else { CallError::NotDone(problem) })
-            }
+        if self.dry_run {
+            let problem = format!("nothing was changed; campaigns that differ: {left} of {all}");
+            return Err(CallError::NotDone(problem));
         }
+        let problem = format!("campaigns that do not match the file: {left} of {all}");
+        let is_down = outcomes.iter().any(Outcome::is_unavailable);
+        Err(if is_down { CallError::Unavailable(problem) } else { CallError::NotDone(problem) })
     }
 }
 
@@ -165,7 +188,7 @@ async fn existing(core: &Core, wanted: &Wanted) -> Result<Option<Found>, CallErr
     Ok(Some(Found { view, codes_added }))
 }
 
-/// Returns what will be done, for the question.
+/// Returns the numbers of campaigns to create and change, for the question.
 fn question(steps: &[Step]) -> String {
     let count =
         |is_counted: fn(&Action) -> bool| steps.iter().filter(|step| is_counted(&step.action)).count();
@@ -174,8 +197,8 @@ fn question(steps: &[Step]) -> String {
     format!("campaigns to create: {created}, to change: {changed}")
 }
 
-/// Returns the outcomes of a run that changes nothing.
-fn none_tried(steps: &[Step]) -> Vec<Outcome> {
+/// Returns the outcomes of a dry run. Whether Redis has the rules is not checked.
+fn preview(steps: &[Step]) -> Vec<Outcome> {
     let outcome = |step: &Step| match step.action {
         Action::Keep => Outcome::Done(None),
         Action::Create | Action::Change(_) => Outcome::NotTried,
@@ -183,37 +206,39 @@ fn none_tried(steps: &[Step]) -> Vec<Outcome> {
     steps.iter().map(outcome).collect()
 }
 
-/// Creates and changes the campaigns one after another. Continues after a rejection, but not after a core that is
-/// unavailable.
-async fn carry_out(core: &Core, steps: &[Step]) -> Vec<Outcome> {
-    let mut outcomes = none_tried(steps);
-    for (step, outcome) in steps.iter().zip(&mut outcomes) {
-        *outcome = match &step.action {
-            Action::Keep => continue,
-            Action::Create => Outcome::of(core.admin.create(&step.campaign).await),
-            Action::Change(change) => Outcome::of(core.admin.change(&step.campaign.id, change).await),
-        };
-        if outcome.is_unavailable() {
-            break;
-        }
-    }
-    outcomes
-}
-
 impl Outcome {
-    fn of(answer: Result<Answer<AdminView>, Error>) -> Self {
+    /// Creates or changes the campaign of `step`, unless it matches the file.
+    async fn of(core: &Core, step: &Step) -> Self {
+        let answer = match &step.action {
+            Action::Keep => return Self::untried(step),
+            Action::Create => core.admin.create(&step.campaign).await,
+            Action::Change(change) => core.admin.change(&step.campaign.id, change).await,
+        };
         match answer {
             Ok(answer) => Self::Done(Some(answer.json)),
             Err(error) => Self::Failed(error),
         }
     }
 
-    /// Returns whether core could not be reached, or could not decide.
-    fn is_unavailable(&self) -> bool {
-        matches!(self, Self::Failed(error) if status_of(error) == UNAVAILABLE)
+    /// Returns the outcome without a call.
+    fn untried(step: &Step) -> Self {
+        match step.action {
+            Action::Keep if step.may_have_former_rules => Self::NotReady,
+            Action::Keep => Self::Done(None),
+            Action::Create | Action::Change(_) => Self::NotTried,
+        }
     }
 
-    /// Returns the outcome of `step` as a line for people; `None` if there is nothing to say.
+    /// Returns whether core could not be reached or could not decide, or Redis may not have the rules.
+    fn is_unavailable(&self) -> bool {
+        match self {
+            Self::Failed(error) => status_of(error) == UNAVAILABLE,
+            Self::NotReady => true,
+            Self::Done(_) | Self::NotTried => false,
+        }
+    }
+
+    /// Returns the outcome of `step` as a line for people; `None` if nothing was created or changed.
     fn text(&self, step: &Step) -> Option<String> {
         let Self::Done(Some(campaign)) = self else { return None };
         let done = if matches!(step.action, Action::Create) { "created" } else { "changed" };
@@ -229,17 +254,26 @@ impl Outcome {
             _ => Value::Null,
         };
         json["problem"] = match self {
-            Self::Failed(error) => error
-                .problem()
-                .map_or_else(|| json!({"detail": error.to_string()}), |problem| problem.json.clone()),
-            _ => Value::Null,
+            Self::Failed(Error::Problem(problem)) => problem.json.clone(),
+            Self::Failed(error) => json!({"detail": error.to_string()}),
+            Self::NotReady => json!({"detail": NOT_READY}),
+            Self::Done(_) | Self::NotTried => Value::Null,
         };
         json
     }
+
+    /// Returns the reason why the campaign of `step` does not match the file; `None` if it does, or was not tried.
+    fn reason(&self, step: &Step) -> Option<String> {
+        match self {
+            Self::Failed(error) => Some(reason(error, matches!(step.action, Action::Create))),
+            Self::NotReady => Some(NOT_READY.to_owned()),
+            Self::Done(_) | Self::NotTried => None,
+        }
+    }
 }
 
-/// Returns what is wrong with a campaign that could not be created or changed.
-fn reason(error: &Error) -> String {
+/// Returns the reason why a campaign was not created or changed; `creates` distinguishes the two.
+fn reason(error: &Error, creates: bool) -> String {
     if error.is(Code::VersionConflict) {
         let version = error.problem().map_or(Value::Null, |problem| problem.json["version"].clone());
         return format!(
@@ -247,8 +281,31 @@ fn reason(error: &Error) -> String {
              it; run the command again to see the difference"
         );
     }
-    if status_of(error) == UNAVAILABLE {
-        return format!("{error}; the change may have been made; run the command again");
+    let was_sent = !matches!(error, Error::NoAnswer { sent: false, .. });
+    let result = match (status_of(error) == UNAVAILABLE && was_sent, creates) {
+        (true, true) => "the campaign may have been created; run the command again",
+        (true, false) => "the change may have been made; run the command again",
+        (false, true) => "nothing was created",
+        (false, false) => "it was not changed",
+    };
+    format!("{error}; {result}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_that_was_not_sent_changed_nothing() {
+        let error =
+            |sent: bool| Error::NoAnswer { address: "core".to_owned(), why: "refused".to_owned(), sent };
+        for (sent, creates, result) in [
+            (false, true, "nothing was created"),
+            (false, false, "it was not changed"),
+            (true, true, "the campaign may have been created; run the command again"),
+            (true, false, "the change may have been made; run the command again"),
+        ] {
+            assert_eq!(reason(&error(sent), creates), format!("no answer from core: refused; {result}"));
+        }
     }
-    format!("{error}; it was not changed")
 }

@@ -36,14 +36,14 @@ pub struct Found {
     pub codes_added: u64,
 }
 
-/// What to do for one campaign.
+/// The action for one campaign.
 #[derive(Debug)]
 pub enum Action {
     /// Create the campaign.
     Create,
     /// Send this change, which contains the version that it is based on.
     Change(Value),
-    /// Nothing: the campaign is as in the file.
+    /// Nothing: the stored campaign matches the file.
     Keep,
 }
 
@@ -58,17 +58,19 @@ pub struct Change {
     pub after: Value,
 }
 
-/// One campaign of the file with what will be done for it.
+/// One campaign of the file with the action for it.
 #[derive(Debug)]
 pub struct Step {
     /// The campaign as the file has it.
     pub campaign: NewCampaign,
-    /// What to do.
+    /// The action.
     pub action: Action,
     /// The members that differ, or those of a new campaign.
     pub changes: Vec<Change>,
-    /// What is probably not intended.
+    /// Effects that are probably not intended.
     pub warnings: Vec<String>,
+    /// Whether claims should be decided by rules that Redis may not have yet.
+    pub may_have_former_rules: bool,
     zone: TimeZone,
 }
 
@@ -89,10 +91,18 @@ impl Step {
                 return Err(mistakes);
             }
             warnings.extend(changed::warnings(&after, member_name));
+            warnings.extend(changes.iter().filter_map(risk));
             warnings.extend(ending(&found.view, &after).map(str::to_owned));
             action = Action::Change(with(json!({"version": found.view["version"]}), &changes));
         }
-        Ok(Self { campaign: wanted.campaign, action, changes, warnings, zone: wanted.zone })
+        Ok(Self {
+            campaign: wanted.campaign,
+            action,
+            changes,
+            warnings,
+            may_have_former_rules: may_have_former_rules(&found.view),
+            zone: wanted.zone,
+        })
     }
 
     fn create(wanted: Wanted, now: Timestamp) -> Result<Self, Mistake> {
@@ -105,9 +115,7 @@ impl Step {
         let checked =
             campaign_change::NewCampaign::parse(body.as_bytes()).and_then(|new| new.created_at(now));
         if let Err(problem) = checked {
-            let path = problem.extensions.field.as_deref().unwrap_or("limits.total");
-            let why = problem.detail.strip_prefix(&format!("{path}: ")).unwrap_or(&problem.detail);
-            return Err(wanted.places.mistake(path, why));
+            return Err(wanted.places.rejected(&problem));
         }
         let is_shown = |after: &Value| !after.is_null() && *after != json!(false);
         let shown = MEMBERS.into_iter().map(|member| (member, value_of(&campaign, member).clone()));
@@ -121,6 +129,7 @@ impl Step {
             warnings: changed::warnings(&campaign, member_name),
             campaign: wanted.campaign,
             action: Action::Create,
+            may_have_former_rules: false,
             zone: wanted.zone,
         })
     }
@@ -259,11 +268,35 @@ fn mistakes(wanted: &Wanted, found: &Found, changes: &[Change], after: &Value) -
     {
         let stock = CodeStock { added: found.codes_added, ..CodeStock::default() };
         if let Err(problem) = stock.check_total(wanted.campaign.limits.total) {
-            let why = problem.detail.trim_start_matches("limits.total: ").to_owned();
-            mistakes.push(wrong("limits.total", why));
+            mistakes.push(wanted.places.rejected(&problem));
         }
     }
     mistakes
+}
+
+/// Returns whether Redis may still decide claims by former rules. Claims of an ended campaign, or of one with an
+/// unfinished import, are denied anyway.
+fn may_have_former_rules(found: &Value) -> bool {
+    found["ready"] == false && found["state"] != "ended" && found["import_unfinished"] != true
+}
+
+/// Warns of a change that grants more than before, or fewer units.
+fn risk(change: &Change) -> Option<String> {
+    let Change { member, before, after } = change;
+    match (*member, before.as_u64(), after.as_u64()) {
+        ("limits.total", Some(_), None) => {
+            Some("limits.total: the number of units becomes unlimited".to_owned())
+        }
+        ("limits.total", Some(before), Some(after)) if after < before => Some(format!(
+            "limits.total: {} units fewer than now; if they were added with `claimgate campaign add`, raise the total \
+             in the file",
+            before - after
+        )),
+        ("hold_seconds", Some(_), None) => Some(
+            "hold_seconds: claims are granted immediately from now on, without a confirmation".to_owned(),
+        ),
+        _ => None,
+    }
 }
 
 /// Returns whether a total is raised; `null` is the highest.

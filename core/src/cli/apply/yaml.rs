@@ -2,14 +2,14 @@
 
 use std::fmt;
 
-use granit_parser::{Event, Parser, ScalarStyle, ScanError, Span, Tag};
+use granit_parser::{ErrorKind, Event, Parser, ScalarStyle, ScanError, Span, Tag};
 
 /// A mistake in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mistake {
     /// The line, counted from 1.
     pub line: usize,
-    /// What is wrong, and what to do.
+    /// The explanation, with the remedy.
     pub why: String,
 }
 
@@ -35,18 +35,16 @@ pub struct Node {
     pub content: Content,
 }
 
-/// A value. A number or boolean stays as written: its reader knows what it must be.
+/// A value. A number or boolean stays as written: its member determines the type. Quotes make no difference,
+/// except that a quoted null or an empty text in quotes is a string.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Content {
-    /// `null`, or no value.
+    /// No value, as after the colon of `total:`.
+    Empty,
+    /// `null` or `~`.
     Null,
-    /// A string, a number or a boolean.
-    Scalar {
-        /// The text without quotes.
-        text: String,
-        /// Whether the text was in quotes, and so is a string.
-        is_quoted: bool,
-    },
+    /// A string, a number or a boolean, without quotes.
+    Scalar(String),
     /// A list.
     List(Vec<Node>),
     /// An object with its members as in the file, including repeated ones.
@@ -72,7 +70,7 @@ type Parsed<'a> = Result<(Event<'a>, Span), ScanError>;
 /// # Errors
 /// The first mistake. Aliases and tags are mistakes too.
 pub fn parse(text: &str) -> Result<Option<Node>, Mistake> {
-    let mut events = Parser::new_from_str(text);
+    let mut events = Parser::new_from_str(text).map(|parsed| as_written(text, parsed));
     let mut root = None;
     loop {
         match next(&mut events)? {
@@ -89,11 +87,29 @@ pub fn parse(text: &str) -> Result<Option<Node>, Mistake> {
     }
 }
 
+/// Returns an empty text for an absent value. The parser returns `~`, as for a written one.
+fn as_written<'a>(text: &str, parsed: Parsed<'a>) -> Parsed<'a> {
+    let (event, span) = parsed?;
+    let is_written = span.slice(text) == Some("~");
+    Ok(match event {
+        Event::Scalar(value, ScalarStyle::Plain, anchor, tag) if value == "~" && !is_written => {
+            (Event::Scalar("".into(), ScalarStyle::Plain, anchor, tag), span)
+        }
+        event => (event, span),
+    })
+}
+
 /// Returns the next event and its line.
 fn next<'a>(events: &mut impl Iterator<Item = Parsed<'a>>) -> Result<(Event<'a>, usize), Mistake> {
     match events.next() {
         Some(Ok((event, span))) => Ok((event, span.start.line())),
-        Some(Err(error)) => Err(Mistake::at(error.marker().line(), error.info())),
+        Some(Err(error)) => {
+            let why = match error.kind() {
+                ErrorKind::RecursionLimitExceeded => "is nested too deeply".to_owned(),
+                _ => error.info(),
+            };
+            Err(Mistake::at(error.marker().line(), why))
+        }
         None => Err(Mistake::at(1, "ends too early")),
     }
 }
@@ -125,8 +141,10 @@ fn node<'a>(
 
 fn scalar(text: String, is_quoted: bool) -> Content {
     match text.as_str() {
-        "" | "~" | "null" | "Null" | "NULL" if !is_quoted => Content::Null,
-        _ => Content::Scalar { text, is_quoted },
+        _ if is_quoted => Content::Scalar(text),
+        "" => Content::Empty,
+        "~" | "null" | "Null" | "NULL" => Content::Null,
+        _ => Content::Scalar(text),
     }
 }
 
@@ -148,7 +166,7 @@ fn members<'a>(events: &mut impl Iterator<Item = Parsed<'a>>) -> Result<Vec<Memb
             (event, line) => node(events, event, line)?,
         };
         let line = name.line;
-        let Content::Scalar { text: name, .. } = name.content else {
+        let Content::Scalar(name) = name.content else {
             return Err(Mistake::at(line, "the name of a member must be a text"));
         };
         let (event, value_line) = next(events)?;
@@ -167,9 +185,9 @@ mod tests {
     /// Formats a tree without its lines.
     fn shown(node: &Node) -> String {
         match &node.content {
-            Content::Null => "null".to_owned(),
-            Content::Scalar { text, is_quoted: true } => format!("{text:?}"),
-            Content::Scalar { text, is_quoted: false } => text.clone(),
+            Content::Empty => "(empty)".to_owned(),
+            Content::Null => "(null)".to_owned(),
+            Content::Scalar(text) => text.clone(),
             Content::List(items) => format!("[{}]", items.iter().map(shown).collect::<Vec<_>>().join(",")),
             Content::Object(members) => {
                 let member = |member: &Member| format!("{}:{}", member.name, shown(&member.value));
@@ -181,10 +199,10 @@ mod tests {
     #[test]
     fn yaml_and_json_give_the_same_tree() {
         let yaml =
-            "# campaigns\n- id: demo\n  limits:\n    total: 5\n    per_user:\n  at: 2026-12-01 08:00\n";
+            "# campaigns\n- id: demo\n  limits:\n    total: 5\n    per_user: ~\n  at: 2026-12-01 08:00\n";
         let json = r#"[{"id":"demo","limits":{"total":5,"per_user":null},"at":"2026-12-01 08:00"}]"#;
-        let tree = |text: &str| shown(&parse(text).unwrap().unwrap()).replace('"', "");
-        let expected = "[{id:demo,limits:{total:5,per_user:null},at:2026-12-01 08:00}]";
+        let tree = |text: &str| shown(&parse(text).unwrap().unwrap());
+        let expected = "[{id:demo,limits:{total:5,per_user:(null)},at:2026-12-01 08:00}]";
         assert_eq!((tree(yaml).as_str(), tree(json).as_str()), (expected, expected));
     }
 
@@ -192,11 +210,11 @@ mod tests {
     fn every_form_of_json_is_read() {
         for (json, tree) in [
             ("{\n\t\"a\": 1,\r\n\t\"b\": [\n\t\t1.0,\n\t\t-2e3\n\t]\n}\n", "{a:1,b:[1.0,-2e3]}"),
-            ("\u{feff}{\"a\":\"\"}", r#"{a:""}"#),
-            (r#"{"a":"\u00e9 \ud83c\udf9f \/ \" null"}"#, "{a:\"é 🎟 / \\\" null\"}"),
+            ("\u{feff}{\"a\":\"\"}", "{a:}"),
+            (r#"{"a":"\u00e9 \ud83c\udf9f \/ \" null"}"#, "{a:é 🎟 / \" null}"),
             (
                 r#"{"a":"null","b":null,"c":true,"d":"yes","e":{},"f":[]}"#,
-                r#"{a:"null",b:null,c:true,d:"yes",e:{},f:[]}"#,
+                "{a:null,b:(null),c:true,d:yes,e:{},f:[]}",
             ),
         ] {
             assert_eq!(shown(&parse(json).unwrap().unwrap()), tree, "{json}");
@@ -207,6 +225,23 @@ mod tests {
             panic!("no list")
         };
         assert_eq!(list.len(), 1000);
+    }
+
+    #[test]
+    fn an_empty_value_null_and_text_are_distinguished() {
+        for (yaml, tree) in [
+            ("a:", "{a:(empty)}"),
+            (
+                "\u{feff}é: ~\nb: ~ # none\nc:\n  d:\n  e: [~,]\nf:",
+                "{é:(null),b:(null),c:{d:(empty),e:[(null)]},f:(empty)}",
+            ),
+            ("a: # none\nb: 1", "{a:(empty),b:1}"),
+            ("{a, b: }", "{a:(empty),b:(empty)}"),
+            ("-\n- ~\n- null\n- Null\n- NULL", "[(empty),(null),(null),(null),(null)]"),
+            ("['', \"~\", 'null', none]", "[,~,null,none]"),
+        ] {
+            assert_eq!(shown(&parse(yaml).unwrap().unwrap()), tree, "{yaml}");
+        }
     }
 
     #[test]
@@ -237,6 +272,9 @@ mod tests {
         for empty in ["", "# nothing\n"] {
             assert_eq!(parse(empty), Ok(None));
         }
-        assert!(parse(&"[".repeat(100_000)).is_err(), "deep nesting is refused, not followed");
+        let block = (0..500).map(|depth| format!("{}a:\n", " ".repeat(depth))).collect::<Vec<_>>().concat();
+        for nested in ["[".repeat(100_000), "{a: ".repeat(100_000), "- ".repeat(100_000), block] {
+            assert_eq!(parse(&nested).unwrap_err().why, "is nested too deeply");
+        }
     }
 }

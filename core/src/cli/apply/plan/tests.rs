@@ -36,7 +36,7 @@ fn patch(step: &Step) -> &Value {
 fn an_equal_campaign_is_unchanged() {
     for more in [
         "limits: {total: 100, per_user: 2}",
-        "limits: {total: 100, per_user: 2}\nname: Sale\nstarts_at: 2026-11-01T08:00:00+08:00\nends_at: none\npass:",
+        "limits: {total: 100, per_user: 2}\nname: Sale\nstarts_at: 2026-11-01T08:00:00+08:00\nends_at: none\npass: null",
     ] {
         let step = step(more, Some(&found(&json!({})))).unwrap();
         assert!(matches!(step.action, Action::Keep) && step.changes.is_empty(), "{step:?}");
@@ -59,6 +59,7 @@ fn a_change_names_each_member_before_and_after() {
             "  limits.per_user: 2 -> none",
             "  hold_seconds: 60 -> none",
             "  pass: not required -> required always",
+            "  warning: hold_seconds: claims are granted immediately from now on, without a confirmation",
         ]
     );
     assert_eq!(
@@ -121,7 +122,7 @@ fn changes_that_core_would_reject_are_mistakes() {
             json!({}),
             "time_zone: 'Asia/Tokyo': is UTC in the existing",
         ),
-        (format!("{limits}\ncodes: true"), json!({}), "codes: 'true': is false in the existing"),
+        (format!("{limits}\ncodes: true"), json!({}), "codes: is false in the existing"),
         (format!("{limits}\nends_at: 2026-10-01 00:00"), json!({}), "ends_at must be after starts_at"),
         ("limits: {total: 9}".to_owned(), json!({"import_unfinished": true}), "an import is unfinished"),
         (
@@ -146,13 +147,55 @@ fn changes_that_core_would_reject_are_mistakes() {
 fn dangerous_changes_are_warned_about() {
     let limits = "limits: {total: 100, per_user: 2}";
     for (more, existing, warning) in [
-        ("limits: {total: 2}".to_owned(), json!({}), "3 units are taken, more than the total of 2"),
+        (
+            format!("{limits}\nname: New"),
+            json!({"taken": 103}),
+            "103 units are taken, more than the total of 100",
+        ),
         (format!("{limits}\nends_at: 2026-11-27 13:00"), json!({}), "this ends the campaign"),
         (format!("{limits}\nhold_seconds: 5"), json!({"state": "ended"}), "was ended permanently"),
     ] {
         let step = step(&more, Some(&found(&existing))).unwrap();
         assert!(step.warnings.len() == 1 && step.warnings[0].contains(warning), "{more}: {step:?}");
     }
-    let harmless = step("limits: {total: 3}", Some(&found(&json!({})))).unwrap();
-    assert!(harmless.warnings.is_empty(), "{harmless:?}");
+    let hold = json!({"hold_seconds": 60});
+    for (more, existing, warning) in [
+        ("limits: {total: 60, per_user: 2}", json!({}), "limits.total: 40 units fewer than now"),
+        (
+            "limits: {total: none, per_user: 2}",
+            json!({}),
+            "limits.total: the number of units becomes unlimited",
+        ),
+        (limits, hold.clone(), "hold_seconds: claims are granted immediately from now on"),
+    ] {
+        let step = step(more, Some(&found(&existing))).unwrap();
+        assert!(step.warnings.len() == 1 && step.warnings[0].contains(warning), "{more}: {step:?}");
+    }
+    for (more, existing) in
+        [("limits: {total: 101, per_user: 2}", json!({})), ("limits: {total: 100}\nhold_seconds: 5", hold)]
+    {
+        let step = step(more, Some(&found(&existing))).unwrap();
+        assert!(step.warnings.is_empty() && matches!(step.action, Action::Change(_)), "{step:?}");
+    }
+}
+
+#[test]
+fn a_file_with_a_relative_start_is_unchanged_after_its_end() {
+    for start in ["now", "+1h", "tomorrow 08:00"] {
+        let more =
+            format!("limits: {{total: 100, per_user: 2}}\nstarts_at: {start}\nends_at: 2026-11-20 00:00");
+        let ended = found(&json!({"ends_at": "2026-11-20T00:00:00.000Z", "state": "ended"}));
+        let again = step(&more, Some(&ended)).unwrap();
+        assert!(matches!(again.action, Action::Keep), "{again:?}");
+        assert!(
+            again.warnings.len() == 1 && again.warnings[0].contains("2026-11-01 00:00+00:00 stays"),
+            "{again:?}"
+        );
+        let new = step(&more, None).unwrap_err();
+        assert!(new[0].contains("ends_at: '2026-11-20 00:00': ends_at must be after"), "{new:?}");
+    }
+    let late = "limits: {total: 100, per_user: 2}\nstarts_at: 2026-12-01 00:00\nends_at: +1h";
+    let existing = json!({"starts_at": "2026-12-01T00:00:00.000Z", "ends_at": "2026-12-02T00:00:00.000Z"});
+    assert!(matches!(step(late, Some(&found(&existing))).unwrap().action, Action::Keep));
+    assert!(step(late, None).unwrap_err()[0].contains("ends_at: '+1h': ends_at must be after"));
 }
