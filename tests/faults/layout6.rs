@@ -1,4 +1,5 @@
-//! Keys of layout 6, which the version before this one wrote. The directory `layout6` has that version's scripts, unchanged.
+//! Keys of layout 6, which earlier versions wrote. The scripts in the directory `layout6` write keys as those versions
+//! did.
 
 use claimgate_shared::ClaimId;
 use support::RedisView;
