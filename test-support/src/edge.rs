@@ -149,14 +149,28 @@ pub struct Edge {
 struct EdgeFiles {
     listen: SocketAddr,
     directory: PathBuf,
+    /// workerd's configuration.
+    config: PathBuf,
 }
 
 impl Edge {
     /// Starts the Worker with `environment` of wrangler.toml; `variables` override or extend it.
     pub async fn start(runtime: Runtime, name: &str, environment: &str, variables: &[(&str, &str)]) -> Self {
+        let config = "edge/workerd.capnp".into();
+        Self::start_with(config, runtime, name, environment, variables).await
+    }
+
+    /// Starts the Worker, in workerd with the configuration `config`.
+    pub async fn start_with(
+        config: PathBuf,
+        runtime: Runtime,
+        name: &str,
+        environment: &str,
+        variables: &[(&str, &str)],
+    ) -> Self {
         built().await;
         let directory = emptied(&format!("{}-{name}", runtime.name()));
-        let files = EdgeFiles { listen: free_address(), directory };
+        let files = EdgeFiles { listen: free_address(), directory, config };
         let mut all = runtime.variables(environment);
         all.extend_from_slice(variables);
         let (listen, log) = (files.listen, files.directory.join("edge.log"));
@@ -224,7 +238,8 @@ fn workerd(edge: &EdgeFiles, variables: &[(&str, &str)]) -> Command {
     let cores = variables.iter().rev().find(|(name, _)| *name == "CORE_URL").expect("CORE_URL").1.split(',');
     let mut command = Command::new(tool("workerd"));
     command
-        .args(["serve", "edge/workerd.capnp"])
+        .arg("serve")
+        .arg(&edge.config)
         .args(["--socket-addr", &format!("http={}", edge.listen)])
         .env("CORES", cores.clone().count().to_string())
         .envs(variables.iter().copied());
