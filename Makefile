@@ -74,4 +74,4 @@ setup: ## install missing tools; the targets above do so themselves
 	@scripts/setup.sh
 
 clean: ## remove build output; keeps ./data
-	@rm -rf target edge/build .wrangler
+	@rm -rf target edge/build edge/assets/brand.js .wrangler

@@ -132,7 +132,8 @@ const edge :Workerd.Worker = (
   ],
 );
 
-# The claim page. Lists every file in edge/assets by its path. "_headers" contains the response headers.
+# The claim page. Lists every file in edge/assets by its path. "_headers" contains the response headers, and "logos" the
+# brands' logos by path, as base64 (scripts/build-brand.mjs).
 const assets :Workerd.Worker = (
   compatibilityDate = .compatibilityDate,
   modules = [(name = "assets.js", esModule = embed "workerd/assets.js")],
@@ -140,6 +141,7 @@ const assets :Workerd.Worker = (
   bindings = [
     (name = "/index.html", text = embed "assets/index.html"),
     (name = "/page.js", text = embed "assets/page.js"),
+    (name = "/brand.js", text = embed "assets/brand.js"),
     (name = "/page.css", text = embed "assets/page.css"),
     (name = "/messages.js", text = embed "assets/messages.js"),
     (name = "/storage.js", text = embed "assets/storage.js"),
@@ -155,5 +157,6 @@ const assets :Workerd.Worker = (
     (name = "/pass/turnstile.js", text = embed "assets/pass/turnstile.js"),
     (name = "/favicon.svg", text = embed "assets/favicon.svg"),
     (name = "_headers", text = embed "assets/_headers"),
+    (name = "logos", json = embed "build/logos.json"),
   ],
 );

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds a Worker (of edge, or of the crate directory given as argument) into the crate's build/ and prints the upload
-# size. wrangler also runs this script as its build command.
+# Builds a Worker (of edge, or of the crate directory given as argument) into the crate's build/, with the brand of the
+# claim page, and prints the upload size. wrangler also runs this script as its build command.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/tools.sh
@@ -54,6 +54,7 @@ build() {
 }
 
 is_fresh || build
+if [ "$crate" = edge ]; then node scripts/build-brand.mjs; fi
 
 size_kb=$((($(gzip -9c "$out/index_bg.wasm" | wc -c) + $(gzip -9c "$out/index.js" | wc -c) + 999) / 1000))
 echo "$crate: $size_kb KB gzipped (limit $size_kb_max)"

@@ -16,6 +16,8 @@ process.chdir(root);
 
 /** Directories that are generated or downloaded. */
 const SKIPPED = new Set([".git", "node_modules", "target", "data", "build", ".wrangler"]);
+/** Files that an operator adds to a checkout. */
+const OPERATORS_FILES = /^edge\/assets\/brand(\.json$|\/)/;
 /** Maximum numbers of lines of documents. */
 const LINES_MAX = { "README.md": 150, "README.zh-CN.md": 150, "ARCHITECTURE.md": 200 };
 /** A bare name with one of these endings must be a file of the tree. */
@@ -94,6 +96,7 @@ function fileExists(file, name) {
 function checkPath(file, number, word) {
   for (const name of expanded(word.replace(/[.,;:]+$/, ""))) {
     const [first] = name.split("/");
+    if (OPERATORS_FILES.test(name)) continue;
     if (name.includes("/")) {
       const isInTree = topLevel.has(first) && !SKIPPED.has(first);
       const isSibling = existsSync(path.join(path.dirname(file), first)) && !SKIPPED.has(first) && FILE_NAME.test(path.basename(name));

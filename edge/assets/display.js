@@ -20,6 +20,29 @@ export function zoneName({ tag, zones }, timeZone) {
 	} catch { /* the browser does not know the zone */ }
 }
 
+// Shows the brand's name and logo in the header.
+export function showBrand({ brand }) {
+	show("brand", brand);
+	const { dataset } = document.documentElement;
+	if (!dataset.brand) return;
+	delete dataset.brand;
+	document.title ||= brand;
+	const { logo } = window.claimgateBrand;
+	if (logo) $("logo").src = logo;
+	else $("logo").hidden = true;
+}
+
+// Shows the brand's links in the footer.
+export function showLinks(words) {
+	for (const name of ["support", "terms"]) {
+		const link = $(name), url = words.links[name];
+		link.hidden = !url;
+		if (url) link.href = url;
+		show(link, words[name]);
+	}
+	$("links").hidden = $("support").hidden && $("terms").hidden;
+}
+
 // Fills in the template. Drops parts between "|" with a value that is missing or 0.
 export function fill(words, template, values, joint = "") {
 	const known = (part) => [...part.matchAll(/{(\w+)}/g)].every(([, name]) => values[name]);

@@ -1,7 +1,7 @@
 // Texts by key or problem code. `fill` in display.js explains "|" and {value}.
 
 const en = {
-	tag: "en",
+	tag: "en", brand: "claimgate", links: {}, support: "Support", terms: "Terms",
 	state: { loading: "Loading…", scheduled: "Not open yet", open: "Open now" },
 	button: { open: "Claim yours", sending: "Sending…", retrying: "Checking again…" },
 	units: ["days", "hours", "minutes", "seconds"],
@@ -59,7 +59,7 @@ const en = {
 };
 
 const zh = {
-	tag: "zh-CN",
+	tag: "zh-CN", brand: "claimgate", links: {}, support: "客服", terms: "活动条款",
 	state: { loading: "加载中…", scheduled: "尚未开始", open: "进行中" },
 	button: { open: "立即领取", sending: "提交中…", retrying: "重新确认中…" },
 	units: ["天", "时", "分", "秒"],
@@ -122,6 +122,13 @@ for (const words of [en, zh]) {
 	words.request_timeout = words.unavailable;
 	words.not_found = words.campaign_not_found;
 }
+
+// Replaces texts by those of the brand (edge/brand). Lists are replaced as a whole.
+function override(words, own = {}) {
+	for (const [key, text] of Object.entries(own)) words[key] = typeof text === "string" || Array.isArray(text) ? text : { ...words[key], ...text };
+}
+override(en, globalThis.claimgateBrand?.words.en);
+override(zh, globalThis.claimgateBrand?.words.zh);
 
 export const languages = { en, zh };
 

@@ -1,7 +1,7 @@
 import { ClaimgateClient, newKey, userOf } from "./client/claimgate.js";
 import { languageOf, languages } from "./messages.js";
 import { load, save } from "./storage.js";
-import { $, fill, minute, moment, show, showCountdown, wantsToSwitch, zoneName } from "./display.js";
+import { $, fill, minute, moment, show, showBrand, showCountdown, showLinks, wantsToSwitch, zoneName } from "./display.js";
 
 const POLL_MS_MIN = 2000, POLL_MS_MAX = 15000, CLOCK_MS_MAX = 60000, SNAPSHOT_MS_MAX = 3000, EARLY_TRIES_MAX = 6;
 const LOOKUP_MS_MIN = 3000, LOOKUP_RETRY_MS = 15000, LOOKUP_SPREAD_MS = 8000, OTHERS_MAX = 5;
@@ -326,11 +326,13 @@ function render() {
 	const shown = busy ? slowed : unloaded ?? outcome ?? (view && !STOPPED.test(state) ? nextDenial() : null);
 	document.body.dataset.phase = busy ?? shown?.kind ?? state;
 	document.documentElement.lang = words.tag;
+	showBrand(words);
+	showLinks(words);
 	$("lang").lang = lang === "en" ? "zh-CN" : "en";
 	show("state", state === "error" ? "" : words.state[state] ?? (STOPPED.test(state) ? words[state][0] : state));
 	$("state").dataset.state = state;
 	if (view) renderCampaign(words, state);
-	else if (failure) show("name", campaign || "claimgate");
+	else if (failure) show("name", campaign || words.brand);
 	renderResult(words, shown, state);
 	renderButtons(words, shown, state);
 	show("user", token ? fill(words, words.you, { user }) : "");

@@ -6,10 +6,14 @@ const types = {
     js: "text/javascript; charset=utf-8",
     css: "text/css; charset=utf-8",
     svg: "image/svg+xml",
+    png: "image/png",
 };
 
-// The names of other bindings do not start with a slash.
-const isFile = (env, path) => path.startsWith("/") && Object.hasOwn(env, path);
+// Returns the content of a file; `undefined` if there is none. The names of other bindings do not start with a slash.
+function contentOf(env, path) {
+    if (path.startsWith("/") && Object.hasOwn(env, path)) return env[path];
+    if (Object.hasOwn(env.logos, path)) return Uint8Array.from(atob(env.logos[path]), (byte) => byte.charCodeAt(0));
+}
 
 function parseHeaders(text) {
     const rules = [];
@@ -41,9 +45,10 @@ const base64url = (bytes) =>
     btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
 
 const etags = new Map();
-async function etagOf(path, text) {
+async function etagOf(path, content) {
     if (!etags.has(path)) {
-        const digest = await crypto.subtle.digest("SHA-256", new TextEncoder().encode(text));
+        const bytes = typeof content === "string" ? new TextEncoder().encode(content) : content;
+        const digest = await crypto.subtle.digest("SHA-256", bytes);
         etags.set(path, `"${base64url(new Uint8Array(digest).subarray(0, 16))}"`);
     }
     return etags.get(path);
@@ -56,13 +61,14 @@ export default {
     async fetch(request, env) {
         const path = new URL(request.url).pathname;
         const file = path.endsWith("/") ? `${path}index.html` : path;
-        if (!isFile(env, file)) return new Response(null, { status: 404 }); // the Worker returns the problem
+        const content = contentOf(env, file);
+        if (content === undefined) return new Response(null, { status: 404 }); // the Worker returns the problem
         const headers = headersFor(env, path);
-        const etag = await etagOf(file, env[file]);
+        const etag = await etagOf(file, content);
         headers.set("ETag", etag);
         headers.set("Cache-Control", "public, max-age=0, must-revalidate");
         if (etagMatches(request.headers.get("If-None-Match"), etag)) return new Response(null, { status: 304, headers });
         headers.set("Content-Type", types[file.split(".").at(-1)] ?? "application/octet-stream");
-        return new Response(request.method === "HEAD" ? null : env[file], { headers });
+        return new Response(request.method === "HEAD" ? null : content, { headers });
     },
 };

@@ -1,6 +1,7 @@
 // Signs a visitor in with the tokens' issuer: authorization code with PKCE (RFC 7636). Opened by the claim page with
 // `return_to`, and again by the issuer with the code. Leaves the token where the claim page expects it.
 
+import { showBrand } from "../display.js";
 import { languageOf, languages } from "../messages.js";
 import { load, save } from "../storage.js";
 import * as oauth from "./oauth4webapi.js";
@@ -81,6 +82,7 @@ function showFailure(error) {
 }
 
 document.documentElement.lang = words.tag;
+showBrand(words);
 show(words.signingIn);
 try {
 	if (!isSecureContext) throw new Error("PKCE needs HTTPS: browsers have crypto.subtle only there");

@@ -17,6 +17,8 @@ fn the_embedding_examples_work_as_a_page() {
         let style = document.next("claimgate-button {");
         document.end();
         let mut document = Examples::of("docs/own-page.md");
+        document.run_in(r#"{ "name": "#, "tests/e2e/page/brand.rs");
+        document.run_in("edge/assets/brand.json: colours.light.accent: ", "tests/e2e/page/brand.rs");
         let own = document.next("<script type=\"module\">");
         document.end();
 

@@ -2,6 +2,7 @@
 
 mod access;
 mod arrival;
+mod brand;
 mod button;
 mod challenges;
 mod claim;

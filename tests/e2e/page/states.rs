@@ -14,7 +14,7 @@ const SCRIPT: &str = include_str!("states.js");
 const WIDTHS: [u32; 4] = [360, 768, 1000, 1440];
 
 /// Finds texts that overflow the page, their half of the ticket or their button, and a page that is too wide.
-const CUT: &str = r"(() => {
+pub const CUT: &str = r"(() => {
     const wide = document.scrollingElement.scrollWidth - innerWidth;
     const wrong = wide > 0 ? [`the page is ${wide} pixels too wide`] : [];
     const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
