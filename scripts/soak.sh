@@ -144,7 +144,7 @@ esac
 
 mapfile -t chosen < <(if [ $# -gt 0 ]; then printf '%s\n' "$@"; else names; fi)
 for name in "${chosen[@]}"; do
-    names | grep -qxF -- "$name" || { sed -n '2,/^set/{/^#/p}' "$0" >&2; exit 2; }
+    names | grep -xF -- "$name" >/dev/null || { sed -n '2,/^set/{/^#/p}' "$0" >&2; exit 2; }
 done
 export CLAIMGATE_BIN=$PWD/target/release/claimgate
 cargo build --release --bin claimgate

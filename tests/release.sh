@@ -41,7 +41,8 @@ make_copy() {
     sed -i "s/^## Unreleased$/## $version - 2026-12-01/" "$work/copy/CHANGELOG.md"
     echo /target/ >"$work/copy/.gitignore"
     mkdir -p "$work/bin"
-    stub docker "$work/bin/docker" </dev/null
+    # A program that left its input unread would sometimes end its writer with SIGPIPE.
+    stub docker "$work/bin/docker" <<<'if [ "$1" = login ]; then [ "$(cat)" = secret ]; fi'
     stub gh "$work/bin/gh" </dev/null
     stub strip "$work/bin/strip" <<<'cp "$3" "$2"'
     stub npm "$work/bin/npm" <<<"if [ \$1 = pack ]; then touch target/release-files/claimgate-client-$version.tgz; fi"
