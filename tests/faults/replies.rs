@@ -7,13 +7,11 @@ use support::checker::{Checker, Expect};
 use support::core_client::claim_body;
 use support::fault_proxy::Cut;
 use support::only_on;
-use support::process::{Signal, signal_pid};
 use support::raw::{Raw, claim_request};
 use support::storm::ClaimOutcome;
 use support::topology::ONE_SERVER;
 use support::wait::reaches;
 use support::{SOON, eventually};
-use tokio::time::sleep;
 
 use crate::fixture::{Fixture, ROOMY};
 use crate::tally::Row;
@@ -144,23 +142,21 @@ async fn a_lost_request_has_an_unknown_outcome() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn claims_are_decided_after_their_client_is_gone() {
-    only_on!(ONE_SERVER, "the test stops one server");
+    only_on!(ONE_SERVER, "the proxy supports only one server");
     let row = Row::begin("client disconnected");
-    let fixture = Fixture::managed().await;
+    let fixture = Fixture::proxied().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     checker.win(&fixture.core, 0..1).await;
-    let pid = fixture.redis().await.pid().await;
-    // Redis is stopped, so that no caller gets an answer before it disconnects.
-    signal_pid(pid, Signal::STOP);
     for at in 0..20 {
+        let user = format!("gone-{at}");
+        // Redis answers late, so that the caller is gone before.
+        fixture.proxy().cut(Cut::Delay(Duration::from_millis(100)), &user, 1);
         let mut raw = Raw::connect(fixture.core.listen()).await;
-        let body = claim_body("demo", &format!("gone-{at}"), "k", 1).to_string();
-        assert!(raw.send(claim_request(&body)).await);
+        assert!(raw.send(claim_request(&claim_body("demo", &user, "k", 1).to_string())).await);
+        fixture.proxy().until_injected(at + 1).await;
+        drop(raw);
         row.fault();
-        sleep(Duration::from_millis(10)).await;
     }
-    sleep(Duration::from_millis(100)).await;
-    signal_pid(pid, Signal::CONT);
     // The claims are decided automatically, before the retries below.
     eventually(SOON, || async {
         let rows = fixture.sql.claims("demo").await;
