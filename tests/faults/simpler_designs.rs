@@ -14,6 +14,7 @@ use support::topology::ONE_SERVER;
 use support::wait::{holds, until_status};
 use support::{CoreOptions, SOON, Servers, eventually};
 
+use crate::cores::last_read;
 use crate::fixture::{Fixture, ROOMY};
 use crate::tally::Row;
 
@@ -135,8 +136,15 @@ async fn lost_claims_leave_a_reported_sequence_gap() {
     checker.win(&fixture.core, 0..10).await;
     fixture.relayed("demo").await;
     let redis = fixture.redis().await;
-    let held = fixture.sql.hold().await;
-    checker.win(&fixture.core, 10..20).await;
+    let (held, read) = (fixture.sql.hold().await, last_read(&redis, "demo").await);
+    checker.win(&fixture.core, 10..11).await;
+    // The relay waits for SQL with the first claim, and reads none of the others.
+    eventually(SOON, || async {
+        let last = last_read(&redis, "demo").await;
+        holds(last != read, || format!("the relay has read nothing after {last}"))
+    })
+    .await;
+    checker.win(&fixture.core, 11..20).await;
     // The whole outbox is lost, including entries in flight, because core uses a different Redis server from
     // now on.
     row.fault();
