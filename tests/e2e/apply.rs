@@ -1,5 +1,7 @@
 //! `claimgate campaign apply`: campaigns from a file.
 
+use std::path::Path;
+
 use serde_json::{Value, json};
 use support::core_client::campaign;
 use support::stand_in::{Canned, StandIn};
@@ -285,17 +287,22 @@ fn canned_campaign(id: &str, state: &str) -> Value {
         "import_unfinished": false})
 }
 
+/// Returns the variables with which the command calls the core at `address`.
+fn environment_of<'a>(address: &'a str, directory: &'a Path) -> [(&'static str, &'a str); 3] {
+    [
+        ("CLAIMGATE_ADMIN_LISTEN", address),
+        ("CLAIMGATE_ADMIN_TOKEN", "an-admin-token-for-the-tests-only-of-some-length"),
+        ("CLAIMGATE_DATA_DIR", directory.to_str().unwrap()),
+    ]
+}
+
 /// A fake server replaces core: its campaign has the rules of the file in SQL, but maybe not in Redis.
 #[tokio::test]
 async fn an_unchanged_campaign_that_is_not_ready_has_status_3() {
     let directory = tempfile::tempdir().unwrap();
     let core = StandIn::start();
     let address = core.listen.to_string();
-    let environment = [
-        ("CLAIMGATE_ADMIN_LISTEN", address.as_str()),
-        ("CLAIMGATE_ADMIN_TOKEN", "an-admin-token-for-the-tests-only-of-some-length"),
-        ("CLAIMGATE_DATA_DIR", directory.path().to_str().unwrap()),
-    ];
+    let environment = environment_of(&address, directory.path());
     let file = directory.path().join("campaigns.json");
     std::fs::write(&file, r#"[{"id":"a","limits":{"total":1}}]"#).unwrap();
     let apply = ["campaign", "apply", file.to_str().unwrap()];
@@ -329,11 +336,7 @@ async fn no_further_campaign_is_tried_at_an_unavailable_core() {
     let directory = tempfile::tempdir().unwrap();
     let core = StandIn::start();
     let address = core.listen.to_string();
-    let environment = [
-        ("CLAIMGATE_ADMIN_LISTEN", address.as_str()),
-        ("CLAIMGATE_ADMIN_TOKEN", "an-admin-token-for-the-tests-only-of-some-length"),
-        ("CLAIMGATE_DATA_DIR", directory.path().to_str().unwrap()),
-    ];
+    let environment = environment_of(&address, directory.path());
     for id in ["a", "b"] {
         core.answers(
             &format!("GET /admin/v1/campaigns/{id}"),
