@@ -20,6 +20,7 @@ mod play;
 mod protocol;
 mod registry;
 mod regressions;
+mod relays_in_turns;
 mod schedule;
 mod track;
 mod user_ids;
