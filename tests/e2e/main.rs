@@ -23,6 +23,7 @@ mod command_line;
 mod command_retries;
 mod contention;
 mod crash;
+mod create_with_codes;
 mod cursors;
 mod dashboard;
 mod data_dir;

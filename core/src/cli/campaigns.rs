@@ -304,7 +304,7 @@ impl CreateArgs {
     async fn run(self) -> Result<(), CallError> {
         let limits = self.limits.limits();
         self.check_unlimited(&limits)?;
-        let codes = self.codes.as_deref().map(codes::read).transpose()?;
+        let codes = self.codes.as_deref().map(|file| codes::read_for(file, limits.total)).transpose()?;
         let core = Core::new(&self.call)?.about(&self.id);
         let now = clock::now();
         let campaign = NewCampaign {

@@ -1,7 +1,9 @@
 //! `claimgate campaign codes`: adds codes to a campaign and counts them.
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
+use bytes::Bytes;
 use claimgate_shared::CampaignId;
 use clap::{Args, Subcommand};
 use serde_json::Value;
@@ -9,7 +11,9 @@ use serde_json::Value;
 use super::call_args::CallArgs;
 use super::client::{CallError, Core};
 use super::csv_file::{CsvFile, with_progress};
+use super::input::name_of;
 use super::printer::show;
+use crate::domain::codes::CodesFile;
 
 /// `claimgate campaign codes …`
 #[derive(Debug, Subcommand)]
@@ -66,6 +70,22 @@ impl AddArgs {
 /// Reads a file of codes.
 pub fn read(file: &Path) -> Result<CsvFile, CallError> {
     CsvFile::read(file, "add it in parts")
+}
+
+/// Reads a file of codes for a new campaign of `total` units, and checks it as core does.
+pub fn read_for(file: &Path, total: Option<u32>) -> Result<CsvFile, CallError> {
+    let wrong = |why: &dyn Display| CallError::Usage(format!("{}: {why}", name_of(file)));
+    let total = total.ok_or_else(|| {
+        CallError::Usage(
+            "--total: \"none\" is not possible: each unit of a campaign with codes has a code".to_owned(),
+        )
+    })?;
+    let content = Bytes::from(read(file)?.0);
+    let codes = CodesFile::parse(content.clone()).map_err(|problem| wrong(&problem.detail))?.count();
+    if codes < total as usize {
+        return Err(wrong(&format_args!("has {codes} of the {total} codes that --total needs")));
+    }
+    Ok(CsvFile(content.into()))
 }
 
 /// Adds the codes of a file.

@@ -14,6 +14,9 @@ use super::claim_record::{be_int, put_be};
 
 /// Maximum number of units, and so of codes, of a claim; also the default limit.
 pub const PER_CLAIM_MAX: NonZeroU32 = NonZeroU32::new(1000).expect("not 0");
+/// Maximum number of codes that one transaction or call reads or writes: about a second of SQL. The codes of a claim are
+/// never split, nor are those of an outbox entry, which may have more.
+pub const CODES_AT_ONCE: u64 = 100_000;
 /// Maximum number of codes in a file.
 const CODES_MAX: usize = 5_000_000;
 /// The headers that a file may begin with, in any case. If one counted as a code, the first winner would get it.
@@ -176,6 +179,11 @@ impl CodesFile {
             return Err(Problem::invalid("body", "has no codes"));
         }
         Ok(Self { file, ranges })
+    }
+
+    /// Returns the number of codes.
+    pub fn count(&self) -> usize {
+        self.ranges.len()
     }
 
     /// Returns the codes in order, in lists of at most `size`.
