@@ -4,6 +4,7 @@ use reqwest::Method;
 use serde_json::json;
 use support::core_client::campaign;
 use support::edge::{Runtime, World};
+use support::topology::Topology;
 use support::wait::{holds, until_status};
 use support::{SOON, eventually};
 
@@ -51,6 +52,13 @@ fn codes_are_in_no_log_metric_trace_or_url() {
         let again = until_status(SOON, &[200], async || core.look_up(claim).await).await.json();
         assert_eq!(again["claim"]["codes"], shown["claim"]["codes"]);
         core.transition(claim, "return").await.expect(200);
+        if Topology::from_env() == Topology::Own {
+            // The log of slow calls keeps their arguments.
+            let slow: Vec<String> = redis.query(&["CONFIG", "GET", "slowlog-log-slower-than"]).await;
+            assert_eq!(slow, ["slowlog-log-slower-than", "-1"]);
+            let log = std::fs::read_to_string(core.data_dir().join("redis/redis.log")).expect("Redis' log");
+            assert!(!log.is_empty() && !log.contains("SAVE"), "a code is in Redis' log");
+        }
 
         let spans = eventually(SOON, || async {
             let spans = collector.spans();

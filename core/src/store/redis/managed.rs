@@ -217,6 +217,7 @@ fn kill_orphan(socket: &Path) {
 
 /// Returns the server's configuration. The default user cannot log in but has all permissions. Redis replays
 /// its append-only file as the default user, and skips commands in a transaction that this user may not run.
+/// The log of slow calls is off: it keeps arguments of these calls, such as codes.
 fn config(settings: &Settings, directory: &Path, socket: &Path) -> String {
     use sha2::Digest as _;
     use std::fmt::Write as _;
@@ -229,7 +230,7 @@ fn config(settings: &Settings, directory: &Path, socket: &Path) -> String {
     format!(
         "port 0\nunixsocket {socket}\nunixsocketperm 700\ndir {directory}\nlogfile {log}\n\
          daemonize no\nsave \"\"\nappendonly yes\nappendfsync always\nno-appendfsync-on-rewrite no\n\
-         aof-load-truncated no\nauto-aof-rewrite-min-size {REWRITE_MIN}\nmaxmemory {memory}\nmaxmemory-policy noeviction\n\
+         aof-load-truncated no\nauto-aof-rewrite-min-size {REWRITE_MIN}\nslowlog-log-slower-than -1\nmaxmemory {memory}\nmaxmemory-policy noeviction\n\
          user default off resetpass ~* &* +@all\n\
          user {REDIS_USER} on #{hash} ~cg:* &* +@all -@dangerous -@admin +info +config|get\n",
         memory = settings.maxmemory_bytes,
