@@ -17,21 +17,23 @@ use crate::fixture::Fixture;
 use crate::tally::Row;
 
 /// A claim's codes by the claim's id.
-type Shown = BTreeMap<String, Vec<String>>;
+pub type Shown = BTreeMap<String, Vec<String>>;
 
 /// Returns a file with the codes of these numbers.
-fn file(numbers: std::ops::Range<u32>) -> String {
+pub fn file(numbers: std::ops::Range<u32>) -> String {
     numbers.fold(String::new(), |mut file, number| {
         writeln!(file, "SAVE-{number:06}").unwrap();
         file
     })
 }
 
-async fn add(core: &Core, file: &str) -> Reply {
+/// Adds codes.
+pub async fn add(core: &Core, file: &str) -> Reply {
     core.add_codes("demo", file).await
 }
 
-async fn counts(core: &Core) -> Value {
+/// Returns the counts of codes and of claims without codes.
+pub async fn counts(core: &Core) -> Value {
     core.admin_get("/admin/v1/campaigns/demo/codes").await.expect(200).json()
 }
 
@@ -42,27 +44,28 @@ fn with_codes(limits: Value) -> Value {
 }
 
 /// Creates a campaign with `codes` codes and as many units.
-async fn create(core: &Core, codes: u32) {
+pub async fn create(core: &Core, codes: u32) {
     core.create_with(with_codes(json!({"total": 0}))).await;
     assert_eq!(add(core, &file(0..codes)).await.expect(200).json(), json!({"added": codes, "already": 0}));
     core.patch("demo", json!({"limits": {"total": codes}})).await.expect(200);
 }
 
-async fn won(core: &Core, user: &str, quantity: u32) -> String {
+/// Makes a claim, and returns its id.
+pub async fn won(core: &Core, user: &str, quantity: u32) -> String {
     let won =
         until_status(SOON, &[200, 201], async || core.claim_units("demo", user, "k", quantity).await).await;
     won.json()["claim"]["id"].as_str().expect("an id").to_owned()
 }
 
 /// Returns the claim's codes as its owner sees them now.
-async fn look_up(core: &Core, id: &str) -> Vec<String> {
+pub async fn look_up(core: &Core, id: &str) -> Vec<String> {
     let found = until_status(SOON, &[200], async || core.look_up(id).await).await.json();
     let codes = found["claim"]["codes"].as_array().unwrap_or_else(|| panic!("no codes in {found}")).clone();
     codes.iter().map(|code| code.as_str().expect("a code").to_owned()).collect()
 }
 
 /// Waits until the claim has `quantity` codes, and returns them.
-async fn codes_of(core: &Core, id: &str, quantity: usize) -> Vec<String> {
+pub async fn codes_of(core: &Core, id: &str, quantity: usize) -> Vec<String> {
     eventually(SOON, || async {
         let codes = look_up(core, id).await;
         if codes.len() == quantity { Ok(codes) } else { Err(format!("{id} has {} codes", codes.len())) }
@@ -91,7 +94,7 @@ async fn all(core: &Core) -> Shown {
 
 /// Checks that no code has two claims, that each claim of `before` still has the codes that were shown, and
 /// that no code is in core's log or metrics.
-async fn judge(core: &Core, before: &Shown) -> Shown {
+pub async fn judge(core: &Core, before: &Shown) -> Shown {
     let metrics = core.admin_get("/metrics").await.expect(200).text();
     assert!(![core.log(), metrics].concat().contains("SAVE-"), "a code was logged");
     let now = all(core).await;
@@ -107,7 +110,7 @@ async fn judge(core: &Core, before: &Shown) -> Shown {
 }
 
 /// Makes a claim for each of `users`, and returns the codes that each was shown.
-async fn shown_to(core: &Core, users: std::ops::Range<u32>) -> Shown {
+pub async fn shown_to(core: &Core, users: std::ops::Range<u32>) -> Shown {
     join_all(users.map(|user| async move {
         let quantity = 1 + user % 2;
         let id = won(core, &format!("u{user}"), quantity).await;
@@ -407,7 +410,8 @@ async fn claims_of_an_evicted_campaign_get_codes_added_later() {
     waiting(0).await;
 }
 
-async fn agrees(fixture: &Fixture) {
+/// Waits until the reconciliation finds no difference.
+pub async fn agrees(fixture: &Fixture) {
     eventually(SOON, || async {
         let compared = fixture.reconciliation("demo").await;
         holds(compared["agrees"] == true, || compared.to_string())

@@ -381,8 +381,8 @@ defect codes_shown_before_the_acknowledgement core/src/engine/stores.rs \
 defect late_acknowledgement_replaces_codes lua/ack.lua \
     'if removed == entries then' 'if true then' \
     interleavings a_late_acknowledgement
-defect numbering_not_raised_by_a_restore core/src/store/sql/codes.rs \
-    'let assigned = stock.assigned.max(*highest);' 'let assigned = stock.assigned;' \
+defect numbering_not_raised_by_a_restore core/src/store/sql/restored_codes.rs \
+    'stock.assigned.max(highest)' 'stock.assigned' \
     faults codes::no_code_is_assigned_twice_if_sql_loses_claims
 defect revoked_claims_get_codes core/src/store/sql/outbox_writer.rs \
     '&& row.epoch >= locked.epoch' '' \
@@ -402,6 +402,22 @@ defect forgotten_codes_acknowledged core/src/store/sql/codes.rs \
 defect shown_codes_not_recorded core/src/store/sql/codes.rs \
     'is_last || gives_codes' 'is_last' \
     faults codes::no_code_is_assigned_twice_if_sql_loses_part
+defect changes_without_the_version_in_redis core/src/engine/lifecycle/sql_loss.rs \
+    'Some(Err(error)) if row.codes.is_some() => return Err(error.into()),' '' \
+    faults lost_codes::an_upload_while_redis_stalls
+defect emptied_code_numbers_stay_empty core/src/store/sql/restored_codes.rs \
+    'self.fill(&mut transaction, id, stock, &freed).await?;' \
+    'self.fill(&mut transaction, id, stock, &Freed { emptied: Vec::new(), ..freed }).await?;' \
+    faults lost_codes::restored_codes_leave
+defect codes_not_compared core/src/engine/lifecycle/reconcile.rs \
+    'if self.codes_differ > 0' 'if false' \
+    faults lost_codes::the_reconciliation_finds_codes_that_differ
+defect runs_of_any_number_of_codes core/src/jobs/outbox_relay.rs \
+    'into_runs(handle.campaign().codes.is_some())' 'into_runs(false)' \
+    faults many_codes::
+defect codes_of_lost_claims_left_over core/src/store/sql/restored_codes.rs \
+    'not_shown.retain(|number, _| !shown.contains_key(number));' 'not_shown.clear();' \
+    faults lost_codes::numbers_of_lost_claims
 defect codes_given_after_a_reload core/src/engine/stores.rs \
     'let target = handle.target(campaign);' 'let campaign = handle.campaign(); let target = handle.target(&campaign);' \
     interleavings codes_read_before_a_reload

@@ -14,8 +14,8 @@ use super::claim_record::{be_int, put_be};
 
 /// Maximum number of units, and so of codes, of a claim; also the default limit.
 pub const PER_CLAIM_MAX: NonZeroU32 = NonZeroU32::new(1000).expect("not 0");
-/// Maximum number of codes that one transaction or call reads or writes: about a second of SQL. The codes of a claim are
-/// never split, nor are those of an outbox entry, which may have more.
+/// Maximum number of codes that a relay's transaction or a call reads or writes: about a second of SQL. The codes of a
+/// claim are never split, nor are those of an outbox entry, which may have more.
 pub const CODES_AT_ONCE: u64 = 100_000;
 /// Maximum number of codes in a file.
 const CODES_MAX: usize = 5_000_000;

@@ -14,6 +14,7 @@ pub mod free_text;
 pub mod high_water_mark;
 pub mod import;
 pub mod not_ready;
+pub mod parts;
 pub mod refusals;
 pub mod replica_set;
 pub mod store_fault;

@@ -216,6 +216,9 @@ impl CampaignChanges {
     /// Reads the campaign from SQL for a change. If SQL has lost versions that Redis or this core still has,
     /// restores them first: otherwise the change would reuse a version. While Redis is unavailable, returns
     /// the campaign as SQL has it.
+    ///
+    /// # Errors
+    /// A store's error; Redis' error only for a campaign with codes. Nothing was changed.
     async fn campaign_to_change(&self, id: &CampaignId) -> Result<Campaign, EngineError> {
         let handle = self.campaigns.find(id).await?;
         if self.recovery.sql_has_lost_data(&handle).await? {

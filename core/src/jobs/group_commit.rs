@@ -12,14 +12,14 @@ use tokio::sync::oneshot::{self, error::TryRecvError};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout};
 
-use crate::domain::codes::CodesOfClaim;
+use crate::domain::codes::{CODES_AT_ONCE, CodesOfClaim};
 use crate::store::redis::outbox::OutboxBatch;
 use crate::store::sql::{Batch, EntryOrder, OutboxWriteError, SqlStore};
 
 /// The time limit of a transaction.
 const COMMIT_MAX: Duration = Duration::from_secs(10);
-/// Number of events from which a group takes no further batches. SQLite takes about 200 ms for this number. A
-/// single batch never has more events.
+/// Number of events from which a group takes no further batches, as from [`CODES_AT_ONCE`] codes. SQLite takes about
+/// 200 ms for this number of events. A single batch never has more.
 const EVENTS_MAX: usize = 32_768;
 
 /// The reason why a batch was not committed.
@@ -64,6 +64,8 @@ pub struct GroupCommit {
 struct QueuedBatch {
     campaign: CampaignId,
     batch: Arc<OutboxBatch>,
+    /// Maximum number of codes that the batch needs.
+    codes: u64,
     done: oneshot::Sender<Result<Vec<CodesOfClaim>, CommitError>>,
 }
 
@@ -114,9 +116,11 @@ impl GroupCommit {
         &self,
         campaign: &CampaignId,
         batch: Arc<OutboxBatch>,
+        has_codes: bool,
     ) -> Result<Committed<'_>, CommitError> {
         let (done, mut mine) = oneshot::channel();
-        self.queue.lock().push_back(QueuedBatch { campaign: campaign.clone(), batch, done });
+        let codes = if has_codes { batch.units() } else { 0 };
+        self.queue.lock().push_back(QueuedBatch { campaign: campaign.clone(), batch, codes, done });
         // The semaphore is never closed.
         let permit = self.turns.acquire().await.map_err(|_| CommitError::Shared)?;
         let mut turn =
@@ -148,10 +152,11 @@ impl GroupCommit {
         // A caller that gave up does not learn whether its batch was written, so it rereads those entries.
         queue.retain(|queued| !queued.done.is_closed());
         let mut group: Vec<QueuedBatch> = Vec::new();
-        let mut events = 0;
-        while group.len() < self.campaigns_max && events < EVENTS_MAX {
+        let (mut events, mut codes) = (0, 0);
+        while group.len() < self.campaigns_max && events < EVENTS_MAX && codes < CODES_AT_ONCE {
             let Some(next) = queue.pop_front() else { break };
             events += next.batch.events();
+            codes += next.codes;
             group.push(next);
         }
         group
@@ -248,7 +253,7 @@ mod tests {
         batches: &[(&str, Arc<OutboxBatch>)],
     ) -> Vec<Result<usize, CommitError>> {
         let all = batches.iter().map(|(campaign, batch)| async move {
-            let committed = commits.commit(&campaign.parse().unwrap(), Arc::clone(batch)).await;
+            let committed = commits.commit(&campaign.parse().unwrap(), Arc::clone(batch), false).await;
             committed.map(|committed| committed.turn.map_or(0, |turn| turn.events))
         });
         let another = commits.turns.acquire().await;
@@ -295,11 +300,11 @@ mod tests {
         let id = "one".parse().unwrap();
         let (first, mut second) = (grant(1, 10), grant(2, 10));
         Arc::get_mut(&mut second).unwrap().entries[0].count = 2;
-        let early = commits.commit(&id, Arc::clone(&second)).await;
+        let early = commits.commit(&id, Arc::clone(&second), false).await;
         assert!(matches!(early, Err(CommitError::Write(OutboxWriteError::OutOfOrder))), "{early:?}");
         assert_eq!(claim_count(&sql, "one").await, 0);
-        drop(commits.commit(&id, first).await.unwrap());
-        drop(commits.commit(&id, second).await.unwrap());
+        drop(commits.commit(&id, first, false).await.unwrap());
+        drop(commits.commit(&id, second, false).await.unwrap());
         assert_eq!(claim_count(&sql, "one").await, 2);
     }
 
@@ -309,10 +314,10 @@ mod tests {
         let commits = GroupCommit::new(sql.clone());
         let ids = ["one", "two"].map(|id| id.parse::<CampaignId>().unwrap());
         let first = commits.turns.acquire().await.unwrap();
-        let mut gone = Box::pin(commits.commit(&ids[0], grant(1, 10)));
+        let mut gone = Box::pin(commits.commit(&ids[0], grant(1, 10), false));
         assert!((&mut gone).now_or_never().is_none(), "it is queued");
         drop((gone, first));
-        assert_eq!(commits.commit(&ids[1], grant(1, 10)).await.unwrap().turn.unwrap().events, 1);
+        assert_eq!(commits.commit(&ids[1], grant(1, 10), false).await.unwrap().turn.unwrap().events, 1);
         assert_eq!((claim_count(&sql, "one").await, claim_count(&sql, "two").await), (0, 1));
     }
 
@@ -320,7 +325,7 @@ mod tests {
     async fn the_age_of_a_turn_is_that_of_its_oldest_entry() {
         let (sql, _directory) = sql_with(&["one"]).await;
         let commits = GroupCommit::new(sql);
-        let turn = commits.commit(&"one".parse().unwrap(), grant(1, 10)).await.unwrap().turn.unwrap();
+        let turn = commits.commit(&"one".parse().unwrap(), grant(1, 10), false).await.unwrap().turn.unwrap();
         let at = |ms: i64| Timestamp::from_ms(1_750_000_000_000 + ms).unwrap();
         assert_eq!(turn.age(at(3000)), Duration::from_secs(3));
         assert_eq!(turn.age(at(-500)), Duration::ZERO, "the clock is behind");

@@ -402,7 +402,7 @@ impl<'a> Relay<'a> {
         }
         let entries = batch.len();
         let mut turn = None;
-        for run in batch.into_runs() {
+        for run in batch.into_runs(handle.campaign().codes.is_some()) {
             drop(turn.take());
             turn = match self.commit_run(handle, from, Arc::new(run)).await {
                 Err(RelayError::Commit(CommitError::Write(OutboxWriteError::Constraint(error)))) => {
@@ -449,12 +449,12 @@ impl<'a> Relay<'a> {
         handle: &CampaignHandle,
         run: &Arc<OutboxBatch>,
     ) -> Result<Committed<'_>, CommitError> {
-        let id = &handle.campaign().id;
+        let campaign = handle.campaign();
         // In tests, a schedule may block the other core for as long as this task waits.
         let wait = if step::is_scheduled() { Duration::ZERO } else { IN_ORDER_MAX };
         let until = Instant::now() + wait;
         loop {
-            match self.commits.commit(id, Arc::clone(run)).await {
+            match self.commits.commit(&campaign.id, Arc::clone(run), campaign.codes.is_some()).await {
                 Err(CommitError::Write(OutboxWriteError::OutOfOrder)) if Instant::now() < until => {
                     sleep(RECHECK).await;
                 }

@@ -8,7 +8,8 @@ use tokio::time::sleep;
 
 use super::Claims;
 use crate::domain::campaign::Campaign;
-use crate::domain::codes::{CodeStock, CodesOfClaim};
+use crate::domain::codes::{CODES_AT_ONCE, CodeStock, CodesOfClaim};
+use crate::domain::parts::parts;
 use crate::engine::campaign::handle::CampaignHandle;
 use crate::engine::error::EngineError;
 use crate::store::redis::scripts::calls::RulesReply;
@@ -62,12 +63,11 @@ impl Claims {
         let (mut next, mut left_from) = (stock.pending_from, None);
         while let Some(from) = next {
             let page = sql.granted_codes_page(&campaign.id, from).await?;
-            // The codes of an evicted campaign are read from SQL.
-            if campaign.evicted.is_none()
-                && !page.complete.is_empty()
-                && !self.give(&handle, campaign, &page.complete).await?
-            {
-                return Ok(());
+            for claims in parts(&page.complete, CODES_AT_ONCE, |claim| claim.codes.len() as u64) {
+                // The codes of an evicted campaign are read from SQL.
+                if campaign.evicted.is_none() && !self.give(&handle, campaign, claims).await? {
+                    return Ok(());
+                }
             }
             left_from = page.incomplete_from;
             next = page.next.filter(|_| left_from.is_none());

@@ -22,7 +22,9 @@ use super::campaigns::{self, Campaigns};
 use super::error::{EngineError, StoreError};
 use crate::domain::claim_record::ClaimRecord;
 use crate::domain::claim_transition::ClaimTransition;
+use crate::domain::codes::CODES_AT_ONCE;
 use crate::domain::not_ready::NotReadyReason;
+use crate::domain::parts::parts;
 use crate::store::redis::RedisStoreError;
 use crate::store::redis::scripts::replies::{Malformed, RejectedExtension, TransitionReply};
 use crate::store::sql::{ClaimCursor, ClaimFilter, ClaimPage, ClaimRow, Transitioned};
@@ -100,9 +102,12 @@ impl Claims {
         }
         let granted: Vec<_> =
             claims.into_iter().filter(|claim| claim.status == ClaimStatus::Granted).collect();
-        let ids: Vec<_> = granted.iter().map(|claim| (claim.user_id.clone(), claim.id.digest)).collect();
-        let found = self.campaigns.stores.codes(handle, &ids).await?;
-        let mut found: HashMap<_, _> = found.into_iter().map(|of| (of.digest, of.codes)).collect();
+        let mut found = HashMap::new();
+        for claims in parts(&granted, CODES_AT_ONCE, |claim| claim.quantity.get().into()) {
+            let ids: Vec<_> = claims.iter().map(|claim| (claim.user_id.clone(), claim.id.digest)).collect();
+            let codes = self.campaigns.stores.codes(handle, &ids).await?;
+            found.extend(codes.into_iter().map(|of| (of.digest, of.codes)));
+        }
         for claim in granted {
             claim.codes = Some(found.remove(&claim.id.digest).unwrap_or_default());
         }

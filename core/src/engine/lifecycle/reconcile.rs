@@ -1,5 +1,6 @@
 //! Compares the counts of a campaign in Redis and SQL, and repairs differences where that is safe.
 
+use std::collections::{HashMap, HashSet};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
@@ -10,7 +11,9 @@ use claimgate_shared::admin::reconciliation::{
 
 use super::recovery::{Recovered, Recovery};
 use crate::clock;
+use crate::domain::codes::CODES_AT_ONCE;
 use crate::domain::not_ready::NotReadyReason;
+use crate::domain::parts::parts;
 use crate::engine::campaign::handle::CampaignHandle;
 use crate::engine::error::{RecoveryError, StoreError};
 use crate::engine::stores::Stores;
@@ -48,6 +51,8 @@ struct Sides {
     lost_events: u64,
     /// The claims with codes in Redis, and how many there should be; `None` for a campaign without codes.
     codes: Option<(u64, RangeInclusive<u64>)>,
+    /// Number of claims for which Redis shows other codes than SQL has.
+    codes_differ: usize,
 }
 
 impl Reconciler<'_> {
@@ -152,12 +157,14 @@ impl Reconciler<'_> {
                 rules_differ: false,
                 lost_events: 0,
                 codes: None,
+                codes_differ: 0,
             });
         }
         let state = self.stores.redis.campaign_state(&handle.keys).await?;
         let applied = state.and_then(|state| state.rules).filter(|rules| rules.version == version);
         let rules_differ = applied.zip(row).is_some_and(|(rules, row)| rules.applied_to(&row) != row);
         let lost_events = self.lost_events(handle).await?;
+        let codes_differ = self.codes_differ(handle).await?;
         let mut round = 0;
         loop {
             round += 1;
@@ -189,6 +196,7 @@ impl Reconciler<'_> {
                 rules_differ,
                 lost_events,
                 codes,
+                codes_differ,
             });
         }
     }
@@ -202,6 +210,32 @@ impl Reconciler<'_> {
         let Some(stock) = row.codes else { return Ok(None) };
         let in_redis = self.stores.redis.codes_count(&handle.keys).await?;
         Ok(Some((in_redis, self.stores.sql.claims_with_codes(&row.id, stock.pending_from).await?)))
+    }
+
+    /// Counts the claims for which Redis shows other codes than SQL has. SQL has codes before Redis has them, and unless
+    /// SQL loses data, codes that Redis shows never change. So this comparison is exact while claims are decided.
+    async fn codes_differ(&self, handle: &CampaignHandle) -> Result<usize, RecoveryError> {
+        let campaign = handle.campaign();
+        let mut differ = HashSet::new();
+        if campaign.codes.is_none() {
+            return Ok(0);
+        }
+        let mut session = self.stores.redis.session(handle.keys.slot).await?;
+        let mut cursor = 0;
+        loop {
+            let (next, shown) = self.stores.redis.codes_page(&mut session, &handle.keys, cursor).await?;
+            for shown in parts(&shown, CODES_AT_ONCE, |claim| claim.codes.len() as u64) {
+                let ids: Vec<_> = shown.iter().map(|claim| (claim.user.clone(), claim.digest)).collect();
+                let stored = self.stores.sql.all_codes_of(&campaign.id, &ids).await?;
+                let stored: HashMap<_, _> = stored.iter().map(|claim| (claim.digest, claim)).collect();
+                let differing = shown.iter().filter(|claim| stored.get(&claim.digest) != Some(claim));
+                differ.extend(differing.map(|claim| claim.digest));
+            }
+            cursor = next;
+            if cursor == 0 {
+                return Ok(differ.len());
+            }
+        }
     }
 
     async fn counters(
@@ -289,6 +323,10 @@ impl Sides {
             let (sql, redis) = (sql.sequence_not_revoked, redis.sequence);
             differs("sequence", format!("SQL has sequence {sql}, Redis has only assigned {redis}"));
         }
+        if self.codes_differ > 0 {
+            let claims = self.codes_differ;
+            differs("codes", format!("Redis shows other codes of {claims} claims than SQL has"));
+        }
         // While entries are in flight, it is normal that SQL is behind.
         if redis.backlog == 0 && self.outbox.entries == 0 {
             if sql.taken != redis.taken {
@@ -298,6 +336,7 @@ impl Sides {
                 differs("holds", format!("Redis holds {}, SQL {}", holds.held, sql.held));
             }
             if let Some((in_redis, expected)) = &self.codes
+                && self.codes_differ == 0
                 && !expected.contains(in_redis)
             {
                 let (least, most) = (expected.start(), expected.end());

@@ -18,10 +18,12 @@ use tokio::time::{Instant, sleep};
 use crate::clock::{self, Clocks};
 use crate::domain::campaign::Campaign;
 use crate::domain::claim_record::ClaimRecord;
+use crate::domain::codes::CODES_AT_ONCE;
 use crate::domain::counters::Epoch;
 use crate::domain::event::{ClaimEvent, OutboxEntry};
 use crate::domain::high_water_mark::HighWaterMark;
 use crate::domain::not_ready::NotReadyReason;
+use crate::domain::parts::parts;
 use crate::engine::campaign::handle::CampaignHandle;
 use crate::engine::campaign::registry::CampaignRegistry;
 use crate::engine::error::{RecoveryError, StoreError};
@@ -378,7 +380,9 @@ impl Recovery {
         let limit_at_decision = row.limits.total.map(|total| u64::from(total).max(suspended.taken));
         let (epoch, count) = (suspended.epoch, suspended.high_water_mark.events);
         let mut rescued = 0;
-        for page in lacking.chunks(RESCUE_PAGE) {
+        let units_max = units_at_once(row);
+        let units = |(_, claim): &(UserId, ClaimRecord)| claim.quantity.into();
+        for page in lacking.chunks(RESCUE_PAGE).flat_map(|page| parts(page, units_max, units)) {
             let event = |(user, claim): &(UserId, ClaimRecord)| ClaimEvent {
                 user: user.clone(),
                 claim: *claim,
@@ -415,7 +419,8 @@ impl Recovery {
         layout: OutboxLayout,
         epoch: Epoch,
     ) -> Result<u64, RecoveryError> {
-        let campaign = &handle.campaign().id;
+        let known = handle.campaign();
+        let (campaign, units_max) = (&known.id, units_at_once(&known));
         let mut relayed = 0;
         let mut after = "0-0".to_owned();
         // False once the database has refused an entry: Redis has lost history, so later entries may be wrong
@@ -427,20 +432,21 @@ impl Recovery {
                 self.stores.redis.dead_letter(&mut session, &handle.keys, layout, id).await?;
                 metrics::DEAD_LETTERS.add(1);
             }
-            if all_accepted {
-                match self.stores.sql.write_entries(&[(campaign, &read.entries)], EntryOrder::Any).await {
-                    Err(OutboxWriteError::Constraint(error)) => {
-                        tracing::error!(%campaign, %error, "the database refuses claims; writing them one by one");
-                        all_accepted = false;
+            for entries in parts(&read.entries, units_max, OutboxEntry::units) {
+                if all_accepted {
+                    match self.stores.sql.write_entries(&[(campaign, entries)], EntryOrder::Any).await {
+                        Err(OutboxWriteError::Constraint(error)) => {
+                            tracing::error!(%campaign, %error, "the database refuses claims; writing them one by one");
+                            all_accepted = false;
+                        }
+                        other => drop(other?),
                     }
-                    other => drop(other?),
                 }
-            }
-            if !all_accepted {
-                let none = HashMap::new();
-                let revoked =
-                    self.stores.sql.salvage(campaign, &read.entries, History::Another, &none).await?;
-                tracing::error!(%campaign, revoked, "claims stored as revoked");
+                if !all_accepted {
+                    let none = HashMap::new();
+                    let revoked = self.stores.sql.salvage(campaign, entries, History::Another, &none).await?;
+                    tracing::error!(%campaign, revoked, "claims stored as revoked");
+                }
             }
             let of_epoch = read.entries.iter().filter(|entry| entry.epoch == epoch);
             relayed += of_epoch.map(|entry| entry.events.len() as u64).sum::<u64>();
@@ -494,4 +500,9 @@ impl Recovery {
         }
         Ok(())
     }
+}
+
+/// Returns the maximum number of units of the claims that one transaction writes: each unit may have a code.
+fn units_at_once(campaign: &Campaign) -> u64 {
+    if campaign.codes.is_some() { CODES_AT_ONCE } else { u64::MAX }
 }

@@ -5,7 +5,9 @@
 use super::recovery::{Recovered, Recovery};
 use crate::clock;
 use crate::domain::campaign::Campaign;
+use crate::domain::codes::CODES_AT_ONCE;
 use crate::domain::event::OutboxEntry;
+use crate::domain::parts::parts;
 use crate::engine::campaign::handle::CampaignHandle;
 use crate::engine::error::RecoveryError;
 use crate::metrics;
@@ -54,14 +56,17 @@ impl Recovery {
 
     /// Returns whether SQL has lost data of the campaign: its row, an epoch, a version of the rules, or
     /// events that have left the outbox. Rows deleted by hand are not detected.
+    ///
+    /// # Errors
+    /// A store's error. Redis must report the version of a campaign with codes: if SQL has lost an upload, and
+    /// another change takes the version's number, the rules may be equal, and nothing shows the loss any more.
     pub async fn sql_has_lost_data(&self, handle: &CampaignHandle) -> Result<bool, RecoveryError> {
         let known = handle.campaign();
         let (counters, state) = if known.evicted.is_some() {
             (None, None)
         } else {
             let counters = self.stores.read(handle, None).await.ok().map(|(counters, _)| counters);
-            let state = self.stores.redis.campaign_state(&handle.keys).await.ok().flatten();
-            (counters, state)
+            (counters, Some(self.stores.redis.campaign_state(&handle.keys).await))
         };
         // SQL is read after Redis, so it must have all versions and relayed events that Redis shows.
         let row = self.stores.sql.campaign(&known.id).await?;
@@ -69,6 +74,10 @@ impl Recovery {
             return Ok(true);
         }
         let Some(row) = row else { return Ok(false) };
+        let state = match state {
+            Some(Err(error)) if row.codes.is_some() => return Err(error.into()),
+            state => state.and_then(Result::ok).flatten(),
+        };
         // A suspended campaign shows no counters, but its version: a change must not take the number of a version that
         // another task is restoring.
         if state.as_ref().is_some_and(|state| state.version > row.version) {
@@ -95,7 +104,9 @@ impl Recovery {
         let (mut cursor, mut restored) = (0, 0);
         loop {
             let (next, page) = self.stores.redis.codes_page(&mut session, &handle.keys, cursor).await?;
-            restored += self.stores.sql.restore_codes(&campaign.id, &page).await?;
+            for claims in parts(&page, CODES_AT_ONCE, |claim| claim.codes.len() as u64) {
+                restored += self.stores.sql.restore_codes(&campaign.id, claims).await?;
+            }
             cursor = next;
             if cursor == 0 {
                 break;

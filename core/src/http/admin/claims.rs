@@ -12,7 +12,9 @@ use serde::Deserialize;
 
 use crate::clock;
 use crate::credentials::Role;
+use crate::domain::codes::CODES_AT_ONCE;
 use crate::domain::days::day_text;
+use crate::domain::parts::parts;
 use crate::engine::{Engine, EngineError};
 use crate::http::authorization::Viewer;
 use crate::http::error::ApiResult;
@@ -105,7 +107,7 @@ pub async fn list(
     json(StatusCode::OK, &Page { items, next_cursor: page.next.map(|next| next.to_string()) })
 }
 
-/// Number of claims read in one call and held in memory.
+/// Number of claims read in one call and held in memory. Their codes are read in parts of [`CODES_AT_ONCE`].
 const PAGE_ROWS: u32 = 10_000;
 
 /// Streams all claims after `after` that match `filter`, in the order of their sequence. A page is only read
@@ -118,18 +120,23 @@ fn csv(
     with_codes: bool,
 ) -> Response {
     let sql = engine.stores.sql.for_export();
-    let pages = futures_util::stream::try_unfold(Some((after, true)), move |from| {
+    let begin = (Vec::new(), Some(after), true);
+    let pages = futures_util::stream::try_unfold(begin, move |(mut rows, mut next, first)| {
         let (engine, sql, id, filter) = (Arc::clone(&engine), sql.clone(), id.clone(), filter.clone());
         async move {
-            let Some((after, first)) = from else {
-                return Ok::<_, CsvError>(None);
-            };
-            let mut page = sql.claims(&id, &filter, &after, PAGE_ROWS).await?;
-            if with_codes {
-                engine.claims.add_codes_to_rows(&id, page.rows.iter_mut().collect()).await?;
+            if rows.is_empty() {
+                let Some(after) = next else { return Ok::<_, CsvError>(None) };
+                let page = sql.claims(&id, &filter, &after, PAGE_ROWS).await?;
+                (rows, next) = (page.rows, page.next);
             }
-            let next = page.next.map(|next| (next, false));
-            Ok(Some((csv_text(page.rows, first, with_codes)?, next)))
+            let mut rest = Vec::new();
+            if with_codes {
+                let units = |row: &ClaimRow| u64::from(row.claim.quantity.get());
+                let count = parts(&rows, CODES_AT_ONCE, units).next().map_or(0, <[_]>::len);
+                rest = rows.split_off(count);
+                engine.claims.add_codes_to_rows(&id, rows.iter_mut().collect()).await?;
+            }
+            Ok(Some((csv_text(rows, first, with_codes)?, (rest, next, false))))
         }
     });
     ([(CONTENT_TYPE, "text/csv; charset=utf-8")], Body::from_stream(pages)).into_response()

@@ -10,8 +10,9 @@ use super::topology::server::Session;
 use super::{HashEntry, RedisStore, RedisStoreError};
 use crate::domain::campaign::Campaign;
 use crate::domain::claim_record::{ClaimRecord, UserCounters};
-use crate::domain::codes::CodesOfClaim;
+use crate::domain::codes::{CODES_AT_ONCE, CodesOfClaim};
 use crate::domain::high_water_mark::HighWaterMark;
+use crate::domain::parts::parts;
 
 /// Maximum number of claims in a user's record; older claims are in `claims`. Same value as in `prelude.lua`.
 const INLINE_MAX: usize = 8;
@@ -123,7 +124,8 @@ impl<'a> Loader<'a> {
 
     /// Loads the codes of claims.
     pub async fn codes(&mut self, claims: &[CodesOfClaim]) -> Result<(), LoadError> {
-        for claims in claims.chunks(PAIRS_MAX) {
+        let parts = parts(claims, CODES_AT_ONCE, |claim| claim.codes.len() as u64);
+        for claims in parts.flat_map(|part| part.chunks(PAIRS_MAX)) {
             self.step("codes", |call| {
                 for claim in claims {
                     call.arg(&claim.digest[..]).arg(claim.packed());

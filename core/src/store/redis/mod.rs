@@ -34,7 +34,7 @@ pub use self::topology::server::Session;
 use self::topology::slot::Slot;
 use crate::domain::campaign::RegisterId;
 use crate::domain::claim_record::{self, ClaimRecord, from_layout_6, moved_from_layout_6, taken_ever};
-use crate::domain::codes::CodesOfClaim;
+use crate::domain::codes::{CODES_AT_ONCE, CodesOfClaim};
 use crate::domain::counters::{Epoch, Generation};
 use crate::domain::not_ready::NotReadyReason;
 use crate::domain::replica_set::PrimaryView;
@@ -140,6 +140,11 @@ impl CallTarget<'_> {
         Identity { epoch, register_id, replication_id: &session.replication_id }
     }
 }
+
+/// Number of entries of a hash that one call reads.
+const HASH_PAGE: u32 = 1000;
+/// Number of claims whose codes one call reads: together they have at most about [`CODES_AT_ONCE`] codes.
+const CODES_PAGE: u32 = 100;
 
 /// A field of a hash, and its value.
 type HashEntry = (Vec<u8>, Vec<u8>);
@@ -385,7 +390,8 @@ impl RedisStore {
             ScanPosition::Users(cursor) => (&keys.users, cursor),
             ScanPosition::Moved(cursor) => (&keys.claims, cursor),
         };
-        let (next, page) = self.hash_page(&mut session, "redis:claims_page", key, cursor).await?;
+        let (next, page) =
+            self.hash_page(&mut session, "redis:claims_page", (key, cursor, HASH_PAGE)).await?;
         let page = page.iter().filter(|(field, _)| field != b".");
         let claims = match position {
             ScanPosition::Users(_) if is_earlier => page
@@ -423,7 +429,8 @@ impl RedisStore {
         let mut session = self.session(keys.slot).await?;
         let mut cursor = 0_u64;
         loop {
-            let (next, page) = self.hash_page(&mut session, "redis:each_user", &keys.users, cursor).await?;
+            let (next, page) =
+                self.hash_page(&mut session, "redis:each_user", (&keys.users, cursor, HASH_PAGE)).await?;
             for (user, record) in page.iter().filter(|(user, _)| user != b".") {
                 visit(user, record);
             }
@@ -434,31 +441,40 @@ impl RedisStore {
         }
     }
 
-    /// Reads about a thousand entries of the hash `key`. Returns the next cursor and the entries.
+    /// Reads about `count` entries of the hash `key`. Returns the next cursor and the entries.
     async fn hash_page(
         &self,
         session: &mut Session,
         name: &'static str,
-        key: &str,
-        cursor: u64,
+        (key, cursor, count): (&str, u64, u32),
     ) -> Result<(u64, Vec<HashEntry>), RedisStoreError> {
-        let scan = redis::cmd("HSCAN").arg(key).arg(cursor).arg("COUNT").arg(1000).to_owned();
+        let scan = redis::cmd("HSCAN").arg(key).arg(cursor).arg("COUNT").arg(count).to_owned();
         let page = self.query_on(session, name, &scan).await?;
         self.wait_for_replicas(session).await?;
         Ok(page)
     }
 
-    /// Returns about a thousand claims with codes of a suspended campaign, and the cursor of the next page; a
-    /// scan begins and ends with 0. A claim may appear twice; unreadable codes are skipped.
+    /// Returns about a thousand claims with codes of a suspended campaign, fewer if they have many codes, and the
+    /// cursor of the next page; a scan begins and ends with 0. A claim may appear twice; unreadable codes are skipped.
     pub async fn codes_page(
         &self,
         session: &mut Session,
         keys: &Keys,
         cursor: u64,
     ) -> Result<(u64, Vec<CodesOfClaim>), RedisStoreError> {
-        let (next, page) = self.hash_page(session, "redis:codes_page", &keys.codes, cursor).await?;
-        let page = page.iter().filter_map(|(digest, packed)| CodesOfClaim::unpack(digest, packed));
-        Ok((next, page.collect()))
+        let (mut next, mut claims, mut codes) = (cursor, Vec::new(), 0);
+        loop {
+            let at = (&*keys.codes, next, CODES_PAGE);
+            let (after, page) = self.hash_page(session, "redis:codes_page", at).await?;
+            next = after;
+            for claim in page.iter().filter_map(|(digest, packed)| CodesOfClaim::unpack(digest, packed)) {
+                codes += claim.codes.len() as u64;
+                claims.push(claim);
+            }
+            if next == 0 || claims.len() >= HASH_PAGE as usize || codes >= CODES_AT_ONCE {
+                return Ok((next, claims));
+            }
+        }
     }
 
     /// Returns the first code numbers of those claims of a suspended campaign that have codes.

@@ -16,9 +16,9 @@ use super::scripts::{self, replies, state};
 use super::topology::slot::Slot;
 use super::{RedisStore, RedisStoreError, RequiredReplicas, Session};
 use crate::domain::claim_record::{ClaimRecord, be_int, from_layout_6, timestamp};
-use crate::domain::codes::CodesOfClaim;
+use crate::domain::codes::{CODES_AT_ONCE, CodesOfClaim};
 use crate::domain::counters::{Epoch, Generation};
-use crate::domain::event::{ClaimEvent, OutboxEntry};
+use crate::domain::event::{ClaimEvent, OutboxEntry, runs};
 
 /// Length of an entry's head: epoch, event count, time of the write, total, units taken.
 const HEAD_BYTES: usize = 28;
@@ -94,25 +94,22 @@ impl OutboxBatch {
         self.len() == 0
     }
 
-    /// Splits the batch at each gap: usually another core has read the entries in between. A run can be committed as
-    /// soon as the events before its first entry are. If a batch with a gap were committed whole, two cores
-    /// could wait for each other. Malformed entries are left out.
-    pub fn into_runs(self) -> Vec<Self> {
-        let mut runs: Vec<Self> = Vec::new();
-        for entry in self.entries {
-            let run =
-                runs.last_mut().filter(|run| run.entries.last().is_some_and(|last| entry.follows(last)));
-            match run {
-                Some(run) => run.entries.push(entry),
-                None => runs.push(Self { entries: vec![entry], malformed: Vec::new() }),
-            }
-        }
-        runs
+    /// Splits the batch as [`runs`] does, in a campaign with codes into runs of at most [`CODES_AT_ONCE`] units. Malformed
+    /// entries are left out.
+    pub fn into_runs(self, has_codes: bool) -> Vec<Self> {
+        let of_run = |entries| Self { entries, malformed: Vec::new() };
+        let units_max = if has_codes { CODES_AT_ONCE } else { u64::MAX };
+        runs(self.entries, units_max).into_iter().map(of_run).collect()
     }
 
     /// Returns when the oldest entry was written; `None` if there is no entry.
     pub fn oldest(&self) -> Option<Timestamp> {
         Some(self.entries.first()?.events.first()?.updated_at)
+    }
+
+    /// Returns the units of all claims.
+    pub fn units(&self) -> u64 {
+        self.entries.iter().map(OutboxEntry::units).sum()
     }
 
     /// Returns the number of events.
@@ -432,22 +429,11 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_is_split_where_events_are_missing() {
-        let event = ClaimEvent {
-            user: "alice".parse().unwrap(),
-            claim: ClaimRecord::read(&claim(1, 1, 1)).unwrap(),
-            updated_at: at(),
-            limit_at_decision: None,
-            cumulative_taken: None,
-        };
-        let entry = |(epoch, count): (u64, u64)| {
-            OutboxEntry::new(format!("{epoch}-{count}"), Epoch::new(epoch), count, vec![event.clone(); 2])
-        };
-        let entries = Vec::from([(1, 2), (1, 4), (1, 8), (1, 10), (2, 12), (2, 20)].map(entry));
-        let runs = OutboxBatch { entries, malformed: vec!["1-9".to_owned()] }.into_runs();
-        let counts: Vec<Vec<u64>> =
-            runs.iter().map(|run| run.entries.iter().map(|entry| entry.count).collect()).collect();
-        assert_eq!(counts, [vec![2, 4], vec![8, 10, 12], vec![20]]);
+    fn runs_leave_malformed_entries_out() {
+        let entry = |count| OutboxEntry::new(format!("1-{count}"), Epoch::new(1), count, Vec::new());
+        let batch = OutboxBatch { entries: vec![entry(1), entry(3)], malformed: vec!["1-9".to_owned()] };
+        assert_eq!(batch.len(), 3);
+        assert_eq!(batch.into_runs(true).iter().map(OutboxBatch::len).collect::<Vec<_>>(), [1, 1]);
     }
 
     #[test]

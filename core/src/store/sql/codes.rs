@@ -3,8 +3,9 @@
 //! A claim gets its code numbers in the transaction that writes its row as granted, under the lock of the campaign's
 //! row, and keeps them. Codes are added under the same lock, so a code number never gets a second code.
 
-use std::collections::{HashMap, HashSet};
-use std::ops::RangeInclusive;
+use std::collections::HashMap;
+use std::fmt;
+use std::ops::{Range, RangeInclusive};
 
 use claimgate_shared::admin::codes::AddedCodes;
 use claimgate_shared::ids::{digest_text, parse_digest};
@@ -15,23 +16,22 @@ use sqlx::{Any, Row as _};
 
 use super::campaigns::{self, Change, number_change, write_rules};
 use super::numbers::{to_i64, unreadable, unsigned};
-use super::pool::Transaction;
+use super::pool::{Pool, Transaction};
 use super::statements::campaign_columns;
 use super::{BULK_MAX, SqlError, SqlStore, WHOLE_CAMPAIGN_MAX, statements};
 use crate::domain::campaign::Campaign;
-use crate::domain::codes::{CodeStock, CodesOfClaim};
+use crate::domain::codes::{CODES_AT_ONCE, CodeStock, CodesOfClaim};
 
 /// Number of claims in a page of a load, or of claims that may be without codes.
 const CLAIMS_PAGE: u32 = 1000;
 
-const CODES_AT: &str = "SELECT CAST(value->>0 AS BIGINT), (SELECT code FROM codes \
+/// The codes under given code numbers; `NULL` for a number without a code.
+pub(super) const CODES_AT: &str = "SELECT CAST(value->>0 AS BIGINT), (SELECT code FROM codes \
     WHERE campaign_id = $2 AND number = CAST(value->>0 AS BIGINT)) FROM {rows}";
 const NUMBERS_OF: &str = "SELECT value->>0, (SELECT number FROM codes \
     WHERE campaign_id = $2 AND code = value->>0) FROM {rows}";
 const ADD: &str = "INSERT INTO codes (campaign_id, number, code) \
     SELECT $2, CAST(value->>0 AS BIGINT), value->>1 FROM {rows} WHERE TRUE";
-const REMOVE: &str = "DELETE FROM codes WHERE campaign_id = $2 \
-    AND number IN (SELECT CAST(value->>0 AS BIGINT) FROM {rows})";
 
 /// A claim's code numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub(super) struct Numbered {
 }
 
 impl Numbered {
-    fn numbers(&self) -> impl Iterator<Item = u64> + use<> {
+    fn numbers(&self) -> Range<u64> {
         self.first..self.first + u64::from(self.quantity)
     }
 
@@ -57,7 +57,6 @@ impl Numbered {
 }
 
 /// Progress of the upload of a codes file.
-#[derive(Debug)]
 pub(crate) struct Upload<'a> {
     /// The version that the campaign had at the upload's last change.
     version: Version,
@@ -67,6 +66,16 @@ pub(crate) struct Upload<'a> {
     unrecorded: u64,
     /// The codes so far.
     pub counts: AddedCodes,
+}
+
+impl fmt::Debug for Upload<'_> {
+    /// Leaves out the code.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { version, last: _, unrecorded, counts } = self;
+        let mut upload = f.debug_struct("Upload");
+        upload.field("version", version).field("unrecorded", unrecorded).field("counts", counts);
+        upload.finish_non_exhaustive()
+    }
 }
 
 impl Upload<'_> {
@@ -130,7 +139,7 @@ impl SqlStore {
             return Ok(AddedChunk::Forgotten);
         }
         let new: Vec<_> = chunk.iter().filter(|code| !known.contains_key(**code)).copied().collect();
-        let numbers = self.free_numbers(&mut transaction, id, stock, new.len()).await?;
+        let numbers = self.free_numbers(&mut transaction, id, stock, (&[], new.len())).await?;
         let gives_codes = numbers.iter().any(|number| *number <= stock.assigned);
         self.insert_codes(&mut transaction, id, numbers.into_iter().zip(new.iter().copied())).await?;
         let added = new.len() as u64;
@@ -237,10 +246,10 @@ impl SqlStore {
     ) -> Result<CodesPage, SqlError> {
         let query = sqlx::query(statement).bind(id.as_str()).bind(to_i64(from)).bind(i64::from(CLAIMS_PAGE));
         let rows = self.pool.within(BULK_MAX).all("sql:codes_page", query).await?;
-        let claims = rows.iter().map(read_numbered).collect::<Result<Vec<_>, _>>()?;
+        let (claims, next) = cut(rows.iter().map(read_numbered).collect::<Result<_, _>>()?);
         let codes = match (claims.first(), claims.last()) {
             (Some(first), Some(last)) => {
-                let end = last.first + u64::from(last.quantity);
+                let end = last.numbers().end;
                 let query = sqlx::query(
                     "SELECT number, code FROM codes WHERE campaign_id = $1 AND number >= $2 AND number < $3",
                 )
@@ -251,8 +260,6 @@ impl SqlStore {
             }
             _ => HashMap::new(),
         };
-        let is_full = claims.len() >= CLAIMS_PAGE as usize;
-        let next = claims.last().filter(|_| is_full).map(|last| last.first + 1);
         let mut page = CodesPage { next, ..CodesPage::default() };
         for claim in &claims {
             match claim.with_codes(&codes) {
@@ -269,9 +276,28 @@ impl SqlStore {
         id: &CampaignId,
         claims: &[(UserId, ClaimDigest)],
     ) -> Result<Vec<CodesOfClaim>, SqlError> {
+        self.codes_by(&self.pool, statements::NUMBERS_OF_GRANTED, id, claims).await
+    }
+
+    /// Returns the codes of `claims`, whatever their status, of those that have all of their codes.
+    pub(crate) async fn all_codes_of(
+        &self,
+        id: &CampaignId,
+        claims: &[(UserId, ClaimDigest)],
+    ) -> Result<Vec<CodesOfClaim>, SqlError> {
+        self.codes_by(&self.pool.within(BULK_MAX), statements::NUMBERS_OF_CLAIMS, id, claims).await
+    }
+
+    async fn codes_by(
+        &self,
+        pool: &Pool,
+        statement: &str,
+        id: &CampaignId,
+        claims: &[(UserId, ClaimDigest)],
+    ) -> Result<Vec<CodesOfClaim>, SqlError> {
         let keys: Vec<_> = claims.iter().map(|(user, digest)| (user.as_str(), digest_text(digest))).collect();
-        let query = self.with_rows(statements::NUMBERS_OF_CLAIMS, &keys, keys.len()).bind(id.as_str());
-        let rows = self.pool.all("sql:codes_of", query).await?;
+        let query = self.with_rows(statement, &keys, keys.len()).bind(id.as_str());
+        let rows = pool.all("sql:codes_of", query).await?;
         let mut numbered = Vec::new();
         for row in &rows {
             if row.try_get::<Option<i64>, _>(2)?.is_some() {
@@ -280,7 +306,7 @@ impl SqlStore {
         }
         let numbers: Vec<_> = numbered.iter().flat_map(Numbered::numbers).map(|number| [number]).collect();
         let query = self.with_rows(CODES_AT, &numbers, numbers.len()).bind(id.as_str());
-        let codes = read_codes(&self.pool.all("sql:codes_of.codes", query).await?)?;
+        let codes = read_codes(&pool.all("sql:codes_of.codes", query).await?)?;
         Ok(numbered.iter().filter_map(|claim| claim.with_codes(&codes)).collect())
     }
 
@@ -321,57 +347,8 @@ impl SqlStore {
         Ok(complete)
     }
 
-    /// Restores the codes and code numbers of `claims`, which Redis shows to their owners, as far as the database
-    /// has lost them. Codes that the database has under these code numbers instead get other numbers: no winner has
-    /// seen them. Returns the number of restored codes.
-    pub(crate) async fn restore_codes(
-        &self,
-        id: &CampaignId,
-        claims: &[CodesOfClaim],
-    ) -> Result<u64, SqlError> {
-        let shown: Vec<(u64, &str)> = claims
-            .iter()
-            .flat_map(|claim| (claim.first..).zip(claim.codes.iter().map(ClaimCode::as_str)))
-            .collect();
-        let Some((highest, _)) = shown.iter().max() else { return Ok(0) };
-        let mut transaction = self.pool.within(BULK_MAX).begin_at("sql:restore_codes").await?;
-        let found = campaigns::lock(&mut transaction, id).await?;
-        let Some(stock) = found.and_then(|campaign| campaign.codes) else { return Ok(0) };
-        let texts: Vec<_> = shown.iter().map(|(_, code)| *code).collect();
-        let numbers = self.numbers_of(&mut transaction, id, &texts).await?;
-        let lost: Vec<_> =
-            shown.iter().filter(|(number, code)| numbers.get(*code) != Some(number)).copied().collect();
-        let assigned = stock.assigned.max(*highest);
-        if lost.is_empty() && assigned == stock.assigned {
-            return Ok(0);
-        }
-        let at: Vec<_> = lost.iter().map(|(number, _)| [*number]).collect();
-        let query = self.with_rows(CODES_AT, &at, at.len()).bind(id.as_str());
-        let in_the_way = read_codes(&query.fetch_all(&mut transaction.lease).await?)?;
-        let misplaced = lost.iter().filter_map(|(_, code)| numbers.get(*code).copied());
-        let removed: HashSet<u64> = in_the_way.keys().copied().chain(misplaced).collect();
-        let rows: Vec<_> = removed.iter().map(|number| [*number]).collect();
-        self.with_rows(REMOVE, &rows, rows.len()).bind(id.as_str()).execute(&mut transaction.lease).await?;
-        self.insert_codes(&mut transaction, id, lost.iter().copied()).await?;
-        let is_shown: HashSet<&str> = texts.iter().copied().collect();
-        let displaced: Vec<_> =
-            in_the_way.values().map(ClaimCode::as_str).filter(|code| !is_shown.contains(code)).collect();
-        let stock = CodeStock { assigned, ..stock };
-        let free = self.free_numbers(&mut transaction, id, stock, displaced.len()).await?;
-        self.insert_codes(&mut transaction, id, free.into_iter().zip(displaced.iter().copied())).await?;
-        let change = to_i64((lost.len() + displaced.len()) as u64) - to_i64(removed.len() as u64);
-        add_to_stock(&mut transaction, id, change).await?;
-        sqlx::query("UPDATE campaigns SET codes_assigned = $1 WHERE id = $2")
-            .bind(to_i64(assigned))
-            .bind(id.as_str())
-            .execute(&mut transaction.lease)
-            .await?;
-        transaction.commit().await?;
-        Ok(lost.len() as u64)
-    }
-
     /// Returns the code numbers of those `codes` that the campaign has.
-    async fn numbers_of(
+    pub(super) async fn numbers_of(
         &self,
         transaction: &mut Transaction,
         id: &CampaignId,
@@ -388,13 +365,14 @@ impl SqlStore {
         Ok(numbers)
     }
 
-    /// Returns `count` code numbers for new codes: first those already assigned to claims, then new numbers.
-    async fn free_numbers(
+    /// Returns `count` code numbers for codes: first those assigned to granted claims, then the numbers of `emptied`
+    /// that are assigned to no claim, then new numbers. Within each group they ascend, if `emptied` does.
+    pub(super) async fn free_numbers(
         &self,
         transaction: &mut Transaction,
         id: &CampaignId,
         stock: CodeStock,
-        count: usize,
+        (emptied, count): (&[u64], usize),
     ) -> Result<Vec<u64>, SqlError> {
         let mut free = Vec::with_capacity(count);
         let mut next = stock.pending_from;
@@ -404,24 +382,25 @@ impl SqlStore {
                 .bind(to_i64(from))
                 .bind(i64::from(CLAIMS_PAGE));
             let claims = claims.fetch_all(&mut transaction.lease).await?;
-            let claims = claims.iter().map(read_numbered).collect::<Result<Vec<_>, _>>()?;
+            let (claims, after) = cut(claims.iter().map(read_numbered).collect::<Result<_, _>>()?);
             let numbers: Vec<_> = claims.iter().flat_map(Numbered::numbers).map(|number| [number]).collect();
             let query = self.with_rows(CODES_AT, &numbers, numbers.len()).bind(id.as_str());
             let taken = read_codes(&query.fetch_all(&mut transaction.lease).await?)?;
             free.extend(numbers.iter().map(|[number]| *number).filter(|number| !taken.contains_key(number)));
-            next = claims.last().map(|last| last.first + 1);
+            next = after;
         }
-        free.truncate(count);
         let last = sqlx::query("SELECT COALESCE(MAX(number), 0) FROM codes WHERE campaign_id = $1")
             .bind(id.as_str())
             .fetch_one(&mut transaction.lease)
             .await?;
         let last = unsigned(last.try_get(0)?)?.max(stock.assigned);
+        free.extend(emptied.iter().copied().filter(|number| (stock.assigned + 1..last).contains(number)));
+        free.truncate(count);
         free.extend((last + 1..).take(count - free.len()));
         Ok(free)
     }
 
-    async fn insert_codes<'a>(
+    pub(super) async fn insert_codes<'a>(
         &self,
         transaction: &mut Transaction,
         id: &CampaignId,
@@ -447,11 +426,27 @@ async fn record_codes(
     Ok(after)
 }
 
-async fn add_to_stock(transaction: &mut Transaction, id: &CampaignId, change: i64) -> Result<(), SqlError> {
+pub(super) async fn add_to_stock(
+    transaction: &mut Transaction,
+    id: &CampaignId,
+    change: i64,
+) -> Result<(), SqlError> {
     let query: Query<'_, Any, AnyArguments> =
         sqlx::query("UPDATE campaigns SET codes_added = codes_added + $1 WHERE id = $2");
     query.bind(change).bind(id.as_str()).execute(&mut transaction.lease).await?;
     Ok(())
+}
+
+/// Cuts a page of claims, in the order of their code numbers, where it has [`CODES_AT_ONCE`] numbers. Returns the rest
+/// of the page, and the code number from which the next page continues; `None` on the last page.
+fn cut(mut claims: Vec<Numbered>) -> (Vec<Numbered>, Option<u64>) {
+    let is_last = claims.len() < CLAIMS_PAGE as usize;
+    let end = claims.first().map_or(0, |first| first.first + CODES_AT_ONCE);
+    let count = claims.iter().take_while(|claim| claim.numbers().end <= end).count();
+    let is_whole = count == claims.len();
+    claims.truncate(count.max(1));
+    let next = claims.last().filter(|_| !(is_last && is_whole)).map(|last| last.first + 1);
+    (claims, next)
 }
 
 /// Reads user, digest, first code number and quantity.
@@ -466,7 +461,7 @@ fn read_numbered(row: &AnyRow) -> Result<Numbered, SqlError> {
 }
 
 /// Reads code numbers and codes; rows without a code are left out.
-fn read_codes(rows: &[AnyRow]) -> Result<HashMap<u64, ClaimCode>, SqlError> {
+pub(super) fn read_codes(rows: &[AnyRow]) -> Result<HashMap<u64, ClaimCode>, SqlError> {
     let mut codes = HashMap::with_capacity(rows.len());
     for row in rows {
         if let Some(code) = row.try_get::<Option<String>, _>(1)? {
@@ -474,4 +469,32 @@ fn read_codes(rows: &[AnyRow]) -> Result<HashMap<u64, ClaimCode>, SqlError> {
         }
     }
     Ok(codes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the size of a page of `count` claims after the cut, and where the next page begins.
+    fn cut_of(count: u64, quantity: u32) -> (usize, Option<u64>) {
+        let claim = |index| Numbered {
+            user: "ann".parse().unwrap(),
+            digest: [7; 16],
+            first: 1 + index * u64::from(quantity),
+            quantity,
+            is_new: false,
+        };
+        let (claims, next) = cut((0..count).map(claim).collect());
+        (claims.len(), next)
+    }
+
+    #[test]
+    fn a_page_has_a_bounded_number_of_codes() {
+        assert_eq!(cut_of(0, 1), (0, None));
+        assert_eq!(cut_of(999, 1), (999, None));
+        assert_eq!(cut_of(1000, 1), (1000, Some(1001)));
+        assert_eq!(cut_of(100, 1000), (100, None));
+        assert_eq!(cut_of(101, 1000), (100, Some(99_002)));
+        assert_eq!(cut_of(1000, 1000), (100, Some(99_002)));
+    }
 }

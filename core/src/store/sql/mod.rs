@@ -47,6 +47,7 @@ mod refusals;
 mod replication;
 mod report;
 mod restore;
+mod restored_codes;
 pub(crate) mod server;
 mod serving;
 pub mod statements;

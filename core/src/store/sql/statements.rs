@@ -146,20 +146,27 @@ statements! {
     GRANTED_NUMBERED = "SELECT user_id, digest, first_code, quantity FROM claims \
         WHERE campaign_id = $1 AND first_code >= $2 AND status = 'granted' ORDER BY first_code LIMIT $3";
 
-    /// The number of granted claims with code numbers from `$2` and without codes. Codes fill the lowest code
-    /// numbers first.
+    /// The number of granted claims with code numbers from `$2` and without all of their codes.
     PENDING_CODES = "SELECT COUNT(*) FROM claims WHERE campaign_id = $1 AND first_code >= $2 AND status = 'granted' \
-        AND NOT EXISTS (SELECT 1 FROM codes WHERE campaign_id = $1 AND number = first_code + quantity - 1)";
+        AND (SELECT COUNT(*) FROM codes WHERE campaign_id = $1 AND number >= first_code AND number < first_code + quantity) < quantity";
 
     /// The number of claims that have all of their codes, and how many of them are granted and have code numbers below
     /// `$2`.
     WITH_CODES = "SELECT COUNT(*), COUNT(CASE WHEN status = 'granted' AND first_code < $2 THEN 1 END) FROM claims \
         WHERE campaign_id = $1 AND first_code IS NOT NULL \
-        AND EXISTS (SELECT 1 FROM codes WHERE campaign_id = $1 AND number = first_code + quantity - 1)";
+        AND (SELECT COUNT(*) FROM codes WHERE campaign_id = $1 AND number >= first_code AND number < first_code + quantity) = quantity";
 
-    /// The first code number and the quantity of each given claim that is granted. No join is used, for the reason
-    /// given at [`REVISIONS`].
+    /// The highest first code number of a claim, up to `$2`; `NULL` if there is none.
+    FIRST_CODE_UP_TO = "SELECT MAX(first_code) FROM claims WHERE campaign_id = $1 AND first_code <= $2";
+
+    /// The first code number and the quantity of each given claim. No join is used, for the reason given at
+    /// [`REVISIONS`].
     NUMBERS_OF_CLAIMS = "SELECT value->>0, value->>1, (SELECT first_code FROM claims WHERE campaign_id = $2 \
+        AND user_id = value->>0 AND digest = value->>1), (SELECT quantity FROM claims \
+        WHERE campaign_id = $2 AND user_id = value->>0 AND digest = value->>1) FROM {rows}";
+
+    /// The same for granted claims only.
+    NUMBERS_OF_GRANTED = "SELECT value->>0, value->>1, (SELECT first_code FROM claims WHERE campaign_id = $2 \
         AND user_id = value->>0 AND digest = value->>1 AND status = 'granted'), (SELECT quantity FROM claims \
         WHERE campaign_id = $2 AND user_id = value->>0 AND digest = value->>1) FROM {rows}";
 
