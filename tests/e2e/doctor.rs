@@ -295,7 +295,7 @@ async fn a_redis_that_accepts_no_writes_is_reported() {
         view.query::<String>(&["CONFIG", "SET", setting, end]).await;
         doctor(data.path(), &environment).await.breaks(&[]).warns(&["redis.replicas"]);
     }
-    for command in ["fcall", "function|load", "evalsha", "script|load"] {
+    for command in ["fcall", "function|load", "evalsha", "script|load", "xadd", "xgroup|create"] {
         let rights = async |right: String| {
             view.query::<String>(&["ACL", "SETUSER", "default", &right]).await;
         };

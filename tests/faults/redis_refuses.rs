@@ -105,7 +105,7 @@ async fn core_reports_redis_unable_to_write_snapshots() {
     is_reported("cannot write its snapshot", "refused", begin, end).await;
 }
 
-/// With a user that may not run or load scripts, Redis answers everything but claims. Core checks this once a claim
+/// With a user that may not run or load scripts, or a command in them, Redis answers everything but claims. Core checks this once a claim
 /// has been refused, and reports it until Redis runs the scripts again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn core_reports_redis_that_does_not_run_scripts() {
@@ -117,7 +117,7 @@ async fn core_reports_redis_that_does_not_run_scripts() {
     core.claim("demo", "before", "k").await.expect(201);
     let redis = server.view().await;
     let rights = async |right: &str| redis.query::<String>(&["ACL", "SETUSER", "default", right]).await;
-    for (command, key) in [("fcall", "k1"), ("function|load", "k2")] {
+    for (command, key) in [("fcall", "k1"), ("function|load", "k2"), ("xadd", "k3")] {
         row.fault();
         rights(&format!("-{command}")).await;
         // A function that is loaded needs no right to load it.
@@ -129,5 +129,5 @@ async fn core_reports_redis_that_does_not_run_scripts() {
         until_reported(&core, None).await;
         until_status(SOON, &[201], async || core.claim("demo", "meanwhile", key).await).await;
     }
-    row.passed(5, "noticed in time");
+    row.passed(7, "noticed in time");
 }

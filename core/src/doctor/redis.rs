@@ -10,7 +10,7 @@ use super::setup::{Redis, WAIT};
 use super::{clocks, system};
 use crate::clock;
 use crate::redis_address::RedisAddress;
-use crate::store::redis::scripts::{SCRIPT_COMMANDS, is_denied};
+use crate::store::redis::scripts::{is_denied, script_commands};
 use crate::store::redis::topology::connections::primaries;
 use crate::store::redis::topology::primary::{NoPrimary, Primary};
 use crate::store::redis::topology::sentinel::Sentinels;
@@ -211,11 +211,11 @@ async fn settings(
     Ok(found)
 }
 
-/// Checks that the server runs scripts, and accepts writes, without one: a script that may write is rejected for
-/// the same reasons.
+/// Checks that the server runs core's scripts and their commands, and accepts writes, without one: a script that may
+/// write is rejected for the same reasons.
 async fn writes(connection: &mut MultiplexedConnection) -> Result<Option<Finding>, RedisError> {
-    for (name, arguments) in SCRIPT_COMMANDS {
-        let reply = redis::cmd(name).arg(arguments).query_async::<Value>(connection).await;
+    for command in script_commands() {
+        let reply = command.query_async::<Value>(connection).await;
         if let Some(error) = reply.err().filter(is_denied) {
             return Ok(Some(Finding::breaks(
                 "redis.scripts",

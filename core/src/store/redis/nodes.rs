@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use redis::{RedisError, Value};
 
-use super::scripts::{SCRIPT_COMMANDS, is_denied, keys};
+use super::scripts::{is_denied, keys, script_commands};
 use super::topology::cluster::is_redirect;
 use super::topology::primary::{NoPrimary, field};
 use super::{RedisStore, RedisStoreError, Session};
@@ -111,8 +111,10 @@ impl RedisStore {
         // Appends to a list that does not exist: Redis treats this as a write, but it changes nothing.
         pipe.ignore_errors().cmd("LPUSHX").arg(key).arg("");
         pipe.cmd("INFO").arg("memory");
-        for (name, arguments) in SCRIPT_COMMANDS.iter().filter(|_| checks_scripts) {
-            pipe.cmd(name).arg(arguments);
+        if checks_scripts {
+            for command in script_commands() {
+                pipe.add_command(command);
+            }
         }
         let sent_at = Instant::now();
         let replies =

@@ -18,6 +18,9 @@ pub const LAYOUT_KEY: &str = "cg:layout";
 /// within seconds. The key expires.
 pub const CHECKS_REQUESTED: &str = "cg:looks_wanted";
 
+/// A key that is only named when the rights of core's user are checked. It never exists.
+pub const RIGHTS: &str = "cg:rights";
+
 /// A campaign's keys. The id in braces is the hash tag that puts all of these keys in one slot.
 #[derive(Debug, Clone)]
 pub struct Keys {

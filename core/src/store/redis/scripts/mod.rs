@@ -74,18 +74,53 @@ pub fn is_missing(error: &RedisError) -> bool {
         || error.detail() == Some("Function not found")
 }
 
-/// The commands with which core loads and runs its scripts, each in a form that does nothing: the text is not a script,
-/// and no script has the name.
-pub const SCRIPT_COMMANDS: [(&str, &[&str]); 4] = [
-    ("FUNCTION", &["LOAD", ""]),
-    ("FCALL", &["claimgate_none", "0"]),
-    ("SCRIPT", &["LOAD", "("]),
-    ("EVALSHA", &["claimgate_none", "0"]),
+/// All commands that the scripts run.
+const COMMANDS: [&str; 22] = [
+    "DEL",
+    "EXISTS",
+    "GET",
+    "HGET",
+    "HINCRBY",
+    "HMGET",
+    "HSET",
+    "HSETNX",
+    "INCR",
+    "PEXPIRE",
+    "PTTL",
+    "SET",
+    "TIME",
+    "UNLINK",
+    "XADD",
+    "XDEL",
+    "XGROUP CREATE",
+    "XRANGE",
+    "ZADD",
+    "ZRANGE",
+    "ZREM",
+    "ZSCORE",
 ];
 
-/// Returns whether the server does not run the command for core: its user may not, or the server does not have it.
+/// Returns the commands with which core loads and runs its scripts, each in a form that changes no data. The last one
+/// also checks the commands inside the scripts.
+pub fn script_commands() -> [Cmd; 4] {
+    let [mut load_function, mut call, mut load] = ["FUNCTION", "FCALL", "SCRIPT"].map(redis::cmd);
+    // The text is not a library, and no function has the name.
+    load_function.arg("LOAD").arg("");
+    call.arg("claimgate_none").arg(0);
+    load.arg("LOAD").arg(&RIGHTS.text);
+    let mut check = RIGHTS.call(&[]);
+    check.arg(keys::RIGHTS).arg(&COMMANDS[..]);
+    [load_function, call, load, check.command]
+}
+
+/// Returns whether the server does not run a command for core, directly or in a script: its user may not, or the server
+/// does not have the command.
 pub fn is_denied(error: &RedisError) -> bool {
-    error.code() == Some("NOPERM") || error.detail().is_some_and(|why| why.starts_with("unknown "))
+    // The messages of Redis 7.0, and of later versions and Valkey.
+    const IN_SCRIPTS: [&str; 2] = ["The user executing the script", "ACL failure in script"];
+    let is_denial =
+        |why: &str| why.starts_with("unknown ") || IN_SCRIPTS.iter().any(|text| why.starts_with(text));
+    error.code() == Some("NOPERM") || error.detail().is_some_and(is_denial)
 }
 
 /// Returns the SHA-1 of a text, by which Redis identifies a script.
@@ -174,6 +209,10 @@ script! {
     LEASE, "lease.lua"
 }
 script! {
+    /// Checks the rights of core's user.
+    RIGHTS, "rights.lua"
+}
+script! {
     /// Applies a version of a campaign's rules.
     SET_RULES, "prelude.lua", "set_rules.lua"
 }
@@ -204,4 +243,25 @@ const READ_FLAGS: &str = "no-writes";
 fn with_flags(flags: &str, text: &str) -> Script {
     let text = [include_str!("../../../../../lua/prelude.lua"), text].concat();
     Script::new(text.replacen("#!lua\n", &format!("#!lua flags={flags}\n"), 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::fs;
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn the_rights_of_all_commands_in_scripts_are_checked() {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../lua");
+        let files = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+        let scripts = files.filter(|file| file.extension().is_some_and(|extension| extension == "lua"));
+        let texts: Vec<_> = scripts.map(|file| fs::read_to_string(file).unwrap()).collect();
+        let calls = texts.iter().flat_map(|text| text.split("redis.call('").skip(1));
+        let run: BTreeSet<_> = calls.filter_map(|call| call.split('\'').next()).collect();
+        let checked: BTreeSet<_> = COMMANDS.iter().filter_map(|command| command.split(' ').next()).collect();
+        assert_eq!(run, checked);
+    }
 }
