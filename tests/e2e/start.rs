@@ -1,6 +1,7 @@
 //! Starting `claimgate serve`: with invalid values, with addresses in use, and with generated secrets.
 
-use std::os::unix::fs::PermissionsExt as _;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
 
 use reqwest::Method;
@@ -8,8 +9,10 @@ use serde_json::{Value, json};
 use support::available::available;
 use support::postgres::Postgres;
 use support::process::{Signal, free_address, signal_pid};
-use support::wait::holds;
-use support::{Core, CoreOptions, SOON, eventually};
+use support::topology::OWN;
+use support::wait::{holds, until_status};
+use support::{Core, CoreOptions, SOON, binary, eventually, only_on};
+use tempfile::TempDir;
 
 use crate::command_line::{run, run_against};
 
@@ -280,4 +283,65 @@ async fn secrets_are_generated_once_private_and_never_shown() {
     let again = core.restart().await;
     assert_eq!(names.map(|name| again.data_file(name)), secrets, "the secrets are generated once");
     again.claim("demo", "alice", "k").await.expect(200);
+}
+
+/// A `setpriv` that answers as that of busybox.
+const BUSYBOX: &str = "echo 'setpriv: unrecognized option: pdeathsig' >&2; exit 1";
+
+fn write_program(file: &Path, script: &str) {
+    fs::write(file, format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(file, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// Returns the options of a core that finds only these programs, and their directory.
+fn finding_only(programs: &[&str]) -> (CoreOptions, TempDir) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = std::env::var_os("PATH").unwrap();
+    for name in programs {
+        let mut files = std::env::split_paths(&path).map(|place| place.join(name));
+        let file = files.find(|file| file.is_file()).unwrap_or_else(|| panic!("no {name}"));
+        symlink(file, directory.path().join(name)).unwrap();
+    }
+    let core = directory.path().join("core");
+    let (path, program) = (directory.path().display(), binary::claimgate());
+    write_program(&core, &format!("PATH='{path}' exec '{}' \"$@\"", program.display()));
+    (CoreOptions::default().program(core), directory)
+}
+
+#[tokio::test]
+async fn core_exits_if_setpriv_cannot_start_redis() {
+    only_on!(OWN, "core starts its own Redis");
+    let (options, programs) = finding_only(&["redis-server"]);
+    for reason in ["No such file or directory", "unrecognized option: pdeathsig"] {
+        let mut core = Core::launch(options.clone()).await;
+        let status = core.process().wait(SOON).await;
+        let log = core.log();
+        assert_eq!(status.code(), Some(3), "{log}");
+        assert_eq!(log.lines().count(), 1, "{log}");
+        for part in ["redis-server", "setpriv", reason, "util-linux"] {
+            assert!(log.contains(part), "no {part}: {log}");
+        }
+        write_program(&programs.path().join("setpriv"), BUSYBOX);
+    }
+}
+
+/// As while util-linux is replaced. The exit status of setpriv says nothing about Redis' file.
+#[tokio::test]
+async fn a_setpriv_that_fails_later_does_not_repair_the_file() {
+    only_on!(OWN, "core starts its own Redis");
+    let (options, programs) = finding_only(&["redis-server", "redis-check-aof", "setpriv"]);
+    let core = options.start().await;
+    core.create("demo", json!({"total": 5})).await;
+    core.claim("demo", "alice", "k").await.expect(201);
+    let [setpriv, kept] = ["setpriv", "kept"].map(|name| programs.path().join(name));
+    fs::rename(&setpriv, &kept).unwrap();
+    write_program(&setpriv, BUSYBOX);
+    signal_pid(core.redis_pid().await, Signal::KILL);
+    core.until_logged(SOON, &["ERROR", "through setpriv", "unrecognized option"]).await;
+    fs::remove_file(&setpriv).unwrap();
+    core.until_logged(SOON, &["ERROR", "through setpriv", "No such file"]).await;
+    assert!(!core.log().contains("append-only file"), "{}", core.log());
+    fs::rename(&kept, &setpriv).unwrap();
+    until_status(SOON, &[201], async || core.claim("demo", "bob", "k").await).await;
+    core.claim("demo", "alice", "k").await.expect(200);
 }

@@ -52,6 +52,18 @@ pub enum ManagedRedisError {
          or set CLAIMGATE_REDIS_URL to your own Redis"
     )]
     NoServer,
+    /// `setpriv` is missing or does not start the server.
+    #[error(
+        "cannot start {} through setpriv: {reason}; install setpriv of util-linux (Debian: apt-get install util-linux; \
+         that of busybox lacks --pdeathsig), or set CLAIMGATE_REDIS_URL to your own Redis",
+        .server.display()
+    )]
+    NoSetpriv {
+        /// The server's executable.
+        server: PathBuf,
+        /// The error, or the first line of `setpriv`.
+        reason: String,
+    },
     /// The server's files or directories are unusable.
     #[error("{path}: {error}")]
     Files {
@@ -90,6 +102,7 @@ impl ManagedRedis {
     /// Starts the server and its supervisor.
     pub fn start(settings: &Settings) -> Result<Self, ManagedRedisError> {
         let server = find_server().ok_or(ManagedRedisError::NoServer)?;
+        check_setpriv(&server)?;
         let directory = settings.data_dir.join("redis");
         make_directory(&directory)?;
         let socket = socket_path(&settings.data_dir)?;
@@ -257,10 +270,14 @@ fn supervise(server: &Path, config: &str, directory: &Path, stopped: &mpsc::Rece
                 let Some(status) = watch(&mut child, stopped) else { return };
                 tracing::error!(%status, "Redis died; restarting it");
                 if status.code() == Some(STARTUP_FAILED) {
-                    repair(server, directory);
+                    // The status may be that of setpriv, which says nothing about Redis' file.
+                    match check_setpriv(server) {
+                        Ok(()) => repair(server, directory),
+                        Err(error) => tracing::error!(%error, "Redis was not started"),
+                    }
                 }
             }
-            Err(error) => tracing::error!(%error, "cannot start {}", server.display()),
+            Err(error) => tracing::error!(%error, "cannot start {} through setpriv", server.display()),
         }
         if started.elapsed() > HEALTHY_UPTIME {
             backoff = BACKOFF_MIN;
@@ -272,13 +289,31 @@ fn supervise(server: &Path, config: &str, directory: &Path, stopped: &mpsc::Rece
     }
 }
 
+/// Returns a command that starts the server, and has the kernel kill it when the calling thread ends.
+fn through_setpriv(server: &Path) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--"]).arg(server);
+    command
+}
+
+/// Checks that `setpriv` starts the server, which only prints its version.
+fn check_setpriv(server: &Path) -> Result<(), ManagedRedisError> {
+    let reason = match through_setpriv(server).arg("--version").stdin(Stdio::null()).output() {
+        Ok(output) if output.status.success() => return Ok(()),
+        Ok(output) => {
+            let message = String::from_utf8_lossy(&output.stderr).into_owned();
+            message.lines().next().map_or_else(|| output.status.to_string(), str::to_owned)
+        }
+        Err(error) => error.to_string(),
+    };
+    Err(ManagedRedisError::NoSetpriv { server: server.to_owned(), reason })
+}
+
 /// Starts the server. It reads its configuration, which contains the password's hash, from a pipe instead of
 /// a file. It has its own process group, so that Ctrl-C in a terminal reaches only core, which stops Redis
 /// last.
 fn start(server: &Path, config: &str) -> io::Result<Child> {
-    let mut child = Command::new("setpriv")
-        .args(["--pdeathsig", "KILL", "--"])
-        .arg(server)
+    let mut child = through_setpriv(server)
         .arg("-")
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
