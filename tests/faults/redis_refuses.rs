@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use serde_json::json;
+use support::sql::Sql;
 use support::topology::OWN;
 use support::wait::{holds, until_status};
 use support::{Core, CoreOptions, RedisServer, RedisView, SOON, eventually, only_on, promised};
@@ -103,6 +105,50 @@ async fn core_reports_redis_unable_to_write_snapshots() {
     };
     let end = async |redis: &RedisView| set(redis, "save", "").await;
     is_reported("cannot write its snapshot", "refused", begin, end).await;
+}
+
+/// Closes core's connections to a Redis that then accepts `free` of them, and one of the test.
+async fn limit_connections(redis: &RedisView, free: usize) {
+    set(redis, "maxclients", &(free + 1).to_string()).await;
+    redis.query::<u64>(&["CLIENT", "KILL", "TYPE", "normal"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn core_reports_redis_without_a_free_connection() {
+    let begin = async |redis: &RedisView| limit_connections(redis, 0).await;
+    let end = async |redis: &RedisView| set(redis, "maxclients", "100").await;
+    is_reported("no connection left (maxclients)", "Redis is unavailable", begin, end).await;
+}
+
+/// All threads of core share the only connection that Redis accepts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claims_continue_on_the_last_connection_of_redis() {
+    only_on!(OWN, "it starts its own server");
+    let row = Row::begin("Redis accepts one connection");
+    let server = RedisServer::start_with(&[], &[]).await;
+    let core = CoreOptions::default().with("CLAIMGATE_REDIS_URL", server.url()).start().await;
+    core.create("demo", json!({})).await;
+    core.claim("demo", "before", "k").await.expect(201);
+    let redis = server.view().await;
+    row.fault();
+    limit_connections(&redis, 1).await;
+    until_status(SOON, &[200, 201], async || core.claim("demo", "first", "k").await).await;
+    let once = core.once();
+    for round in 0..5 {
+        // Enough concurrent connections that each thread has some.
+        let claims = (0..16).map(|user| {
+            let (once, user) = (&once, format!("u{round}-{user}"));
+            async move { once.claim("demo", &user, "k").await }
+        });
+        for reply in join_all(claims).await {
+            reply.expect(201);
+        }
+    }
+    let clients: String = redis.query(&["CLIENT", "LIST"]).await;
+    assert_eq!(clients.lines().count(), 2, "core's and the test's: {clients}");
+    until_reported(&core, None).await;
+    Sql::in_directory(&core.data_dir()).until("demo", 82).await;
+    row.passed(82, "no claim got 503");
 }
 
 /// With a user that may not run or load scripts, or a command in them, Redis answers everything but claims. Core checks this once a claim

@@ -289,7 +289,7 @@ pub struct OutboxState {
 impl RedisStore {
     /// Opens the relay's own connection to the server that has `slot`. `consumer` is this core's name.
     pub async fn outbox_reader(&self, slot: Slot, consumer: &str) -> Result<OutboxReader, RedisStoreError> {
-        let session = self.session(slot).await?.with_own_connection().await?;
+        let session = self.session(slot).await?.with_own_connection().await;
         Ok(OutboxReader { session, required: Arc::clone(&self.required), consumer: consumer.to_owned() })
     }
 

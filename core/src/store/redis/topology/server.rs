@@ -26,6 +26,8 @@ use crate::store::redis::barrier::Barrier;
 pub(in crate::store::redis) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Period after a failed connection attempt in which calls fail immediately, without another attempt.
 const CONNECT_PAUSE: Duration = Duration::from_millis(50);
+/// The same period while a thread that cannot connect shares the connection of another thread.
+const SHARED_PAUSE: Duration = Duration::from_secs(1);
 
 /// The means of finding a server.
 #[derive(Debug)]
@@ -131,10 +133,13 @@ impl Session {
         let _ = self.server.current.compare_exchange(generation, 0, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// Moves the session to a new connection, so that large replies delay no other call.
-    pub(in crate::store::redis) async fn with_own_connection(self) -> Result<Self, RedisError> {
-        let connection = connect(&self.client, RESPONSE_TIMEOUT).await?;
-        Ok(Self { connection, ..self })
+    /// Moves the session to a new connection, so that large replies delay no other call. Returns the session unchanged
+    /// if the server accepts no further connection.
+    pub(in crate::store::redis) async fn with_own_connection(self) -> Self {
+        match connect(&self.client, RESPONSE_TIMEOUT).await {
+            Ok(connection) => Self { connection, ..self },
+            Err(_) => self,
+        }
     }
 
     /// Ends the session's generation if `error` shows that the connection is broken or that the server is no
@@ -194,8 +199,20 @@ struct State {
     run: Generation,
     /// The target's address.
     address: Option<ConnectionAddr>,
+    /// The last connection that was opened.
+    last: Option<LastConnection>,
     /// When the last connection attempt failed, and its error.
     failed: Option<(Instant, NoPrimary)>,
+}
+
+/// The last connection that was opened: a [`Session`] without the server that has this value.
+#[derive(Debug, Clone)]
+struct LastConnection {
+    connection: MultiplexedConnection,
+    generation: Generation,
+    replication_id: Arc<str>,
+    name: Arc<str>,
+    client: Arc<Client>,
 }
 
 /// The target of a generation's connections.
@@ -245,16 +262,28 @@ impl Server {
             state.run = generation;
         }
         state.address = Some(address.clone());
-        let server = Arc::clone(self);
         let name = address.to_string().into();
-        let session =
-            Session { connection, generation, run: state.run, replication_id, name, client, server };
+        let last = LastConnection { connection, generation, replication_id, name, client };
+        state.last = Some(last.clone());
+        let session = self.session_on(last, state.run);
         if !joins {
             state.target = Some(run.map_or_else(|| Target::Unknown(session.clone()), Target::Run));
             self.started.store(generation.get(), Ordering::Release);
             self.current.store(generation.get(), Ordering::Release);
         }
         session
+    }
+
+    fn session_on(self: &Arc<Self>, last: LastConnection, run: Generation) -> Session {
+        let LastConnection { connection, generation, replication_id, name, client } = last;
+        Session { connection, generation, run, replication_id, name, client, server: Arc::clone(self) }
+    }
+
+    /// Returns a session on the last connection that was opened, for a thread that cannot connect: the server may have
+    /// no connection left. Returns `None` if the connection's generation has ended.
+    fn shared_session(self: &Arc<Self>, state: &State) -> Option<Session> {
+        let session = self.session_on(state.last.clone()?, state.run);
+        session.is_current().then_some(session)
     }
 
     /// Ends the last generation and aborts its calls, since another server is the primary now. The next
@@ -327,7 +356,7 @@ impl Connection {
     }
 
     /// Returns the current session, or a new one. Callers on all threads share one connection attempt at a
-    /// time.
+    /// time. If it fails, they share the current connection of another thread, if there is one.
     pub(in crate::store::redis) async fn session(&self) -> Result<Session, NoPrimary> {
         if let Some(session) = self.current() {
             return Ok(session);
@@ -341,10 +370,12 @@ impl Connection {
         {
             return Ok(self.keep(session));
         }
+        let shared = self.server.shared_session(&state);
+        let pause = if shared.is_some() { SHARED_PAUSE } else { CONNECT_PAUSE };
         if let Some((at, error)) = &state.failed
-            && at.elapsed() < CONNECT_PAUSE
+            && at.elapsed() < pause
         {
-            return Err(error.clone());
+            return shared.ok_or_else(|| error.clone());
         }
         match self.server.locator.connect(RESPONSE_TIMEOUT).await {
             Ok(primary) => {
@@ -353,7 +384,7 @@ impl Connection {
             }
             Err(error) => {
                 state.failed = Some((Instant::now(), error.clone()));
-                Err(error)
+                self.server.shared_session(&state).ok_or(error)
             }
         }
     }
