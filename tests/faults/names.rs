@@ -1,4 +1,4 @@
-//! A server's name has several addresses, of which the first swallows packets.
+//! A server's name has several addresses, of which the first swallows packets or leads to a replica.
 
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -8,16 +8,17 @@ use std::time::Duration;
 use support::checker::{Checker, Expect};
 use support::fault_proxy::FaultProxy;
 use support::postgres::Postgres;
-use support::process::{command, with_hosts};
+use support::process::{command, free_address, with_hosts};
 use support::sql::Sql;
 use support::topology::OWN;
 use support::{CoreOptions, RedisServer, binary, only_on};
 
 use tempfile::NamedTempFile;
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixStream};
 use tokio::time::timeout;
 
-use crate::fixture::{Fixture, ROOMY};
+use crate::fixture::{Fixture, ROOMY, socket};
 use crate::tally::Row;
 
 /// An address that the resolver sorts before all others of a machine's own: it differs least from 127.0.0.1.
@@ -44,15 +45,36 @@ impl Name {
         while let Ok(stream) = timeout(Duration::from_secs(1), TcpStream::connect(first)).await {
             queued.push(stream.expect("a connection"));
         }
-        let mut hosts = NamedTempFile::new().expect("a file");
-        let lines = format!("127.0.0.1 localhost\n{} server.test\n{} server.test\n", first.ip(), second.ip());
-        hosts.write_all(lines.as_bytes()).expect("a file");
-        Self { hosts, port: second.port(), _listener: listener, _queued: queued }
+        Self { hosts: hosts_with(second), port: second.port(), _listener: listener, _queued: queued }
     }
 
     fn hosts(&self) -> PathBuf {
         self.hosts.path().to_owned()
     }
+}
+
+/// Writes a file of hosts in which the name `server.test` has the first address and that of `second`.
+fn hosts_with(second: SocketAddr) -> NamedTempFile {
+    let mut hosts = NamedTempFile::new().expect("a file");
+    let first = SocketAddr::from((FIRST, second.port()));
+    let lines = format!("127.0.0.1 localhost\n{} server.test\n{} server.test\n", first.ip(), second.ip());
+    hosts.write_all(lines.as_bytes()).expect("a file");
+    hosts
+}
+
+/// Forwards connections to the first address and `port` to the socket `target`.
+async fn forward_first(port: u16, target: PathBuf) {
+    let listener = TcpListener::bind(SocketAddr::from((FIRST, port))).await.expect("a free address");
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let target = target.clone();
+            tokio::spawn(async move {
+                if let Ok(mut server) = UnixStream::connect(target).await {
+                    let _ = copy_bidirectional(&mut client, &mut server).await;
+                }
+            });
+        }
+    });
 }
 
 /// Fails if this user cannot give a process its own file of hosts.
@@ -74,14 +96,34 @@ async fn core_uses_the_next_address_of_postgresql() {
     let proxy = FaultProxy::start(postgres.socket()).await;
     row.fault();
     let name = Name::of(proxy.address()).await;
-    let url = format!("postgres://claimgate@server.test:{}/claimgate?sslmode=disable", name.port);
+    claims_reach_postgresql(row, postgres, sql, name.hosts(), name.port).await;
+}
+
+/// Runs a core on the PostgreSQL that it knows as `server.test`.
+async fn claims_reach_postgresql(row: Row, postgres: Postgres, sql: Sql, hosts: PathBuf, port: u16) {
+    let url = format!("postgres://claimgate@server.test:{port}/claimgate?sslmode=disable");
     let options = CoreOptions::default().with("CLAIMGATE_DATABASE_URL", url);
-    let core = options.with_hosts(name.hosts()).start().await;
+    let core = options.with_hosts(hosts).start().await;
     let checker = Checker::create(&core, "demo", ROOMY).await;
     checker.win(&core, 0..50).await;
     let fixture = Fixture { core, others: vec![], proxy: None, server: None, postgres: Some(postgres), sql };
     fixture.relayed("demo").await;
     fixture.judge(row, &checker, Expect::default()).await;
+}
+
+/// As with a headless service of Kubernetes that has a standby and the primary.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn core_uses_the_primary_among_the_addresses_of_postgresql() {
+    let row = Row::begin("the first address of PostgreSQL's name leads to a standby");
+    let Some(()) = row.needs(require_namespaces()) else { return };
+    let Some(postgres) = row.needs(Postgres::start().await) else { return };
+    let sql = Sql::open(&postgres.database("claimgate").await);
+    let standby = postgres.standby().await.expect("a standby");
+    let proxy = FaultProxy::start(postgres.socket()).await;
+    row.fault();
+    let (hosts, port) = (hosts_with(proxy.address()), proxy.address().port());
+    forward_first(port, standby.socket()).await;
+    claims_reach_postgresql(row, postgres, sql, hosts.path().to_owned(), port).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -90,9 +132,7 @@ async fn core_uses_the_next_address_of_redis() {
     let row = Row::begin("the first address of Redis' name swallows packets");
     let Some(()) = row.needs(require_namespaces()) else { return };
     let server = RedisServer::start().await;
-    let url = server.url();
-    let socket = Path::new(url.strip_prefix("unix://").expect("a socket"));
-    let proxy = FaultProxy::start(socket.to_owned()).await;
+    let proxy = FaultProxy::start(socket(&server)).await;
     row.fault();
     let name = Name::of(proxy.address()).await;
     let options =
@@ -102,6 +142,33 @@ async fn core_uses_the_next_address_of_redis() {
     checker.win(&core, 0..50).await;
     Sql::in_directory(&core.data_dir()).until("demo", 50).await;
     row.passed(51, "connected to the next address");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn core_uses_the_primary_among_the_addresses_of_redis() {
+    only_on!(OWN, "it starts its own servers");
+    let row = Row::begin("the first address of Redis' name leads to a replica");
+    let Some(()) = row.needs(require_namespaces()) else { return };
+    let at = free_address();
+    let (ip, port) = (at.ip().to_string(), at.port().to_string());
+    let primary =
+        RedisServer::start_with(&[("bind", &ip), ("port", &port), ("protected-mode", "no")], &[]).await;
+    let replica = RedisServer::start_with(&[("replicaof", &format!("{ip} {port}"))], &[]).await;
+    row.fault();
+    let hosts = hosts_with(at);
+    forward_first(at.port(), socket(&replica)).await;
+    let options = CoreOptions::default().with("CLAIMGATE_REDIS_URL", format!("redis://server.test:{port}"));
+    let core = options.with_hosts(hosts.path().to_owned()).start().await;
+    let checker = Checker::create(&core, "demo", ROOMY).await;
+    let view = primary.view().await;
+    for round in 0..5 {
+        // Core's threads connect again, several at a time.
+        view.query::<u64>(&["CLIENT", "KILL", "TYPE", "normal"]).await;
+        checker.win(&core, round * 20..round * 20 + 20).await;
+    }
+    Sql::in_directory(&core.data_dir()).until("demo", 100).await;
+    assert!(!core.log().contains("is a replica"), "{}", core.log());
+    row.passed(101, "connected only to the primary");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

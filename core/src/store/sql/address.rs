@@ -1,6 +1,7 @@
 //! The addresses of a PostgreSQL server. The driver waits for each address of a name in turn, for as long as the system
 //! does: minutes, if the first one swallows packets.
 
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -35,19 +36,33 @@ pub(super) async fn open(url: &str) -> Result<AnyConnection, Error> {
 /// Opens a connection at the first address that answers; `None` if none answers, or if it is the one that the driver
 /// tries first.
 async fn by_address(url: &str) -> Option<Result<AnyConnection, Error>> {
-    let mut url = Url::parse(url).ok()?;
+    let url = Url::parse(url).ok()?;
+    let addresses = addresses(&url).await?;
+    let address = connect(&addresses).await.and_then(|stream| stream.peer_addr()).ok()?;
+    if address == addresses[0] {
+        return None;
+    }
+    Some(AnyConnection::connect(&url_at(url, address)).await)
+}
+
+/// Returns a URL for each address of the server's name, if it has several: the servers may have different roles.
+pub(super) async fn each_address(url: &str) -> Vec<String> {
+    let Ok(url) = Url::parse(url) else { return Vec::new() };
+    let addresses = addresses(&url).await.unwrap_or_default();
+    addresses.into_iter().map(|address| url_at(url.clone(), address)).collect()
+}
+
+/// Returns the addresses of the server's name; `None` if there is only one.
+async fn addresses(url: &Url) -> Option<Vec<SocketAddr>> {
     let Some(Host::Domain(name)) = url.host() else { return None };
     if !url.scheme().starts_with("postgres") || url.query_pairs().any(|(key, _)| key.starts_with("host")) {
         return None;
     }
     let addresses: Vec<_> = lookup_host((name, url.port().unwrap_or(PORT))).await.ok()?.collect();
-    if addresses.len() < 2 {
-        return None;
-    }
-    let address = connect(&addresses).await.and_then(|stream| stream.peer_addr()).ok()?;
-    if address == addresses[0] {
-        return None;
-    }
+    (addresses.len() > 1).then_some(addresses)
+}
+
+fn url_at(mut url: Url, address: SocketAddr) -> String {
     url.query_pairs_mut().append_pair("hostaddr", &address.ip().to_string());
-    Some(AnyConnection::connect(url.as_str()).await)
+    url.into()
 }

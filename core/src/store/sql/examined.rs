@@ -20,10 +20,13 @@ pub(crate) struct SetSize {
 }
 
 impl ExaminedDatabase {
-    /// Connects to the database at `url`.
+    /// Connects to the database at `url`: to a server that accepts writes, if any of its addresses leads to one.
     pub(crate) async fn connect(url: &str) -> Result<Self, SqlError> {
         sqlx::any::install_default_drivers();
-        Ok(Self(address::open(url).await?))
+        match server::open_writable(url).await {
+            Ok(connection) => Ok(Self(connection)),
+            Err(_) => Ok(Self(address::open(url).await?)),
+        }
     }
 
     /// Closes the connection.

@@ -220,12 +220,8 @@ impl SqlStore {
     async fn try_open(&self, url: &str, limit: Duration) -> Result<(), SqlError> {
         // No limits are set for this connection on the server, because building an index on a large table
         // takes long.
-        let connecting = async {
-            let mut connection = address::open(url).await?;
-            server::require_writable(&mut connection).await?;
-            Ok(connection)
-        };
-        let mut migrating = timeout(limit, connecting).await.unwrap_or_else(|_| Err(pool::timed_out()))?;
+        let connecting = timeout(limit, server::open_writable(url));
+        let mut migrating = connecting.await.unwrap_or_else(|_| Err(pool::timed_out()))?;
         if !self.is_sqlite() {
             check_suitable(&mut migrating, url).await?;
         }

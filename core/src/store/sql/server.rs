@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use parking_lot::Mutex;
 use sqlx::{AnyConnection, Error, Row as _};
 use tokio::time::{Instant, timeout_at};
@@ -282,15 +284,33 @@ pub(super) fn is_file(url: &str) -> bool {
 
 /// Opens and prepares a connection to a server that accepts writes.
 async fn connect(url: &str) -> Result<AnyConnection, Error> {
-    let mut connection = address::open(url).await?;
+    let mut connection = open_writable(url).await?;
     prepare(&mut connection).await?;
-    require_writable(&mut connection).await?;
     Ok(connection)
 }
 
-/// Rejects a server that does not accept writes, as `target_session_attrs=read-write` does in other clients.
-/// Data on a standby may be outdated.
-pub(super) async fn require_writable(connection: &mut AnyConnection) -> Result<(), Error> {
+/// Opens a connection to a server that accepts writes. If the first server does not, tries the other addresses of its name,
+/// as `target_session_attrs=read-write` does in other clients.
+pub(super) async fn open_writable(url: &str) -> Result<AnyConnection, Error> {
+    let mut first = address::open(url).await?;
+    let Err(refusal) = require_writable(&mut first).await else { return Ok(first) };
+    let others = address::each_address(url).await;
+    let attempts = others.iter().map(|url| async move {
+        let mut connection = address::open(url).await?;
+        require_writable(&mut connection).await?;
+        Ok::<_, Error>(connection)
+    });
+    let mut attempts: FuturesUnordered<_> = attempts.collect();
+    while let Some(attempt) = attempts.next().await {
+        if attempt.is_ok() {
+            return attempt;
+        }
+    }
+    Err(refusal)
+}
+
+/// Rejects a server that does not accept writes. Data on a standby may be outdated.
+async fn require_writable(connection: &mut AnyConnection) -> Result<(), Error> {
     if connection.backend_name() == "SQLite" {
         return Ok(());
     }

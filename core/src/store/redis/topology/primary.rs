@@ -1,11 +1,16 @@
 //! Connects to a primary, and checks that a server is a primary.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, RedisError};
+use redis::{AsyncConnectionConfig, Client, ConnectionAddr, RedisError};
+use tokio::net::lookup_host;
+use tokio::time::timeout;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -68,8 +73,11 @@ impl NoPrimary {
 pub struct Primary {
     /// The connection.
     pub connection: MultiplexedConnection,
-    /// The client that makes further connections to the same server.
+    /// The client by whose address the server is known.
     pub(in crate::store::redis) client: Arc<Client>,
+    /// The client that makes further connections to the same server. It differs from `client` if that has a name with
+    /// several addresses.
+    pub(in crate::store::redis) pinned: Arc<Client>,
     /// The server's replication id, which changes when it is promoted; empty if unknown.
     pub(in crate::store::redis) replication_id: Arc<str>,
     /// The server's current run, if known.
@@ -84,13 +92,35 @@ pub(in crate::store::redis) struct Run {
 }
 
 impl Primary {
-    /// Connects to the server behind `client` and checks that it is a primary. A server that does not allow
-    /// `INFO` is assumed to be a primary. `response_timeout` limits the wait for each reply.
+    /// Connects to the server behind `client` and checks that it is a primary. If the server's name has several
+    /// addresses, returns the first primary that answers at any of them. `response_timeout` limits the wait for each
+    /// reply.
     pub(in crate::store::redis) async fn connect(
         client: Client,
         mode: Mode,
         response_timeout: Duration,
     ) -> Result<Self, NoPrimary> {
+        let named = each_address(&client).await?;
+        if named.is_empty() {
+            return Self::connect_to(client, mode, response_timeout).await;
+        }
+        let attempts = named.into_iter().map(|client| Self::connect_to(client, mode, response_timeout));
+        let mut attempts = attempts.collect::<FuturesUnordered<_>>();
+        let mut failure = NoPrimary::Replica;
+        while let Some(attempt) = attempts.next().await {
+            match attempt {
+                Ok(primary) => return Ok(Self { client: Arc::new(client), ..primary }),
+                // A primary that does not answer may be back soon.
+                Err(error) if failure.remedy().is_some() => failure = error,
+                Err(_) => {}
+            }
+        }
+        Err(failure)
+    }
+
+    /// Connects to the server behind `client`, whose name has one address, and checks that it is a primary. A server that
+    /// does not allow `INFO` is assumed to be a primary.
+    async fn connect_to(client: Client, mode: Mode, response_timeout: Duration) -> Result<Self, NoPrimary> {
         let mut connection = connect(&client, response_timeout).await?;
         let info: Result<String, _> =
             redis::cmd("INFO").arg("server").arg("replication").query_async(&mut connection).await;
@@ -105,8 +135,23 @@ impl Primary {
             "" => None,
             run_id => Some(Run { run_id: run_id.to_owned(), replication_id: Arc::clone(&replication_id) }),
         };
-        Ok(Self { connection, client: Arc::new(client), replication_id, run })
+        let client = Arc::new(client);
+        Ok(Self { connection, pinned: Arc::clone(&client), client, replication_id, run })
     }
+}
+
+/// Returns a client for each address of the server's name if it has several. With TLS, returns none: the certificate has
+/// the name.
+async fn each_address(client: &Client) -> Result<Vec<Client>, RedisError> {
+    let settings = client.get_connection_info();
+    let ConnectionAddr::Tcp(host, port) = settings.addr() else { return Ok(Vec::new()) };
+    let found = timeout(CONNECT_TIMEOUT, lookup_host((host.as_str(), *port))).await;
+    let found: Vec<_> = found.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?.collect();
+    if found.len() < 2 {
+        return Ok(Vec::new());
+    }
+    let at = |ip: String| Client::open(settings.clone().set_addr(ConnectionAddr::Tcp(ip, *port)));
+    found.into_iter().map(|address| at(address.ip().to_string())).collect()
 }
 
 /// Connects to the server behind `client`, regardless of its role.

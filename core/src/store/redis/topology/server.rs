@@ -63,6 +63,8 @@ pub struct Session {
     /// The server's address as known to other servers.
     pub(in crate::store::redis) name: Arc<str>,
     client: Arc<Client>,
+    /// Connects to the same server.
+    pinned: Arc<Client>,
     pub(in crate::store::redis) server: Arc<Server>,
 }
 
@@ -136,7 +138,7 @@ impl Session {
     /// Moves the session to a new connection, so that large replies delay no other call. Returns the session unchanged
     /// if the server accepts no further connection.
     pub(in crate::store::redis) async fn with_own_connection(self) -> Self {
-        match connect(&self.client, RESPONSE_TIMEOUT).await {
+        match connect(&self.pinned, RESPONSE_TIMEOUT).await {
             Ok(connection) => Self { connection, ..self },
             Err(_) => self,
         }
@@ -213,6 +215,7 @@ struct LastConnection {
     replication_id: Arc<str>,
     name: Arc<str>,
     client: Arc<Client>,
+    pinned: Arc<Client>,
 }
 
 /// The target of a generation's connections.
@@ -243,7 +246,7 @@ impl Server {
     /// Creates the session of a new connection: in the current generation if the connection leads to the same
     /// run, otherwise in a new generation.
     fn start_session(self: &Arc<Self>, state: &mut State, primary: Primary) -> Session {
-        let Primary { connection, client, replication_id, run } = primary;
+        let Primary { connection, client, pinned, replication_id, run } = primary;
         let address = client.get_connection_info().addr();
         // If the run is unknown, only a different address shows that this is a different server.
         let (is_same, is_other) = match (&state.target, &run) {
@@ -263,7 +266,7 @@ impl Server {
         }
         state.address = Some(address.clone());
         let name = address.to_string().into();
-        let last = LastConnection { connection, generation, replication_id, name, client };
+        let last = LastConnection { connection, generation, replication_id, name, client, pinned };
         state.last = Some(last.clone());
         let session = self.session_on(last, state.run);
         if !joins {
@@ -275,8 +278,9 @@ impl Server {
     }
 
     fn session_on(self: &Arc<Self>, last: LastConnection, run: Generation) -> Session {
-        let LastConnection { connection, generation, replication_id, name, client } = last;
-        Session { connection, generation, run, replication_id, name, client, server: Arc::clone(self) }
+        let LastConnection { connection, generation, replication_id, name, client, pinned } = last;
+        let server = Arc::clone(self);
+        Session { connection, generation, run, replication_id, name, client, pinned, server }
     }
 
     /// Returns a session on the last connection that was opened, for a thread that cannot connect: the server may have
