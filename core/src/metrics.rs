@@ -51,6 +51,7 @@ declare! { describe_now:
     describe_gauge NODE_UP = "claimgate_redis_node_up", "1 while this Redis primary works";
     describe_gauge NODE_PING_SECONDS = "claimgate_redis_ping_seconds" in Seconds, "Round trip of the last ping of this Redis primary";
     describe_gauge NODE_MEMORY_BYTES = "claimgate_redis_memory_bytes" in Bytes, "Memory of this Redis primary: used (as counted towards its maximum) and max";
+    describe_gauge NODE_REWRITE_FAILED = "claimgate_redis_rewrite_failed", "1 if this Redis primary could not rewrite its append-only file at the last attempt";
     describe_gauge BARRIER_AGE_SECONDS = "claimgate_barrier_age_seconds" in Seconds, "Time since replicas last confirmed anything, while claims wait for them; otherwise 0";
 }
 
@@ -289,6 +290,11 @@ pub fn node_up(node: &str, is_up: bool) {
 pub fn node_times(node: &str, ping: Duration, barrier_age: Duration) {
     gauge!(NODE_PING_SECONDS, "node" => node.to_owned()).set(ping);
     gauge!(BARRIER_AGE_SECONDS, "node" => node.to_owned()).set(barrier_age);
+}
+
+/// Sets whether `node` could not rewrite its append-only file.
+pub fn node_rewrite_failed(node: &str, failed: bool) {
+    gauge!(NODE_REWRITE_FAILED, "node" => node.to_owned()).set(if failed { 1.0 } else { 0.0 });
 }
 
 /// Sets the memory of `node`, in bytes; `max` is `None` if there is no maximum.

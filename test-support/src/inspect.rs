@@ -1,7 +1,9 @@
 //! Direct access to Redis, bypassing core, and snapshots of both stores.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -110,6 +112,32 @@ impl RedisView {
             state[place.expect("a state")].fill(0);
         }
         users
+    }
+
+    /// Makes every rewrite of the append-only file fail, with a directory in the place of the next base file. Returns the
+    /// directory.
+    pub async fn block_rewrites(&self) -> PathBuf {
+        let [_, directory]: [String; 2] = self.query(&["CONFIG", "GET", "dir"]).await;
+        let files = Path::new(&directory).join("appendonlydir");
+        let bases = fs::read_dir(&files).expect("an append-only file").filter_map(|entry| {
+            let name = entry.ok()?.file_name().into_string().ok()?;
+            name.strip_prefix("appendonly.aof.")?.strip_suffix(".base.rdb")?.parse::<u32>().ok()
+        });
+        let next = files.join(format!("appendonly.aof.{}.base.rdb", 1 + bases.max().expect("a base file")));
+        fs::create_dir(&next).expect("a directory");
+        next
+    }
+
+    /// Has the server rewrite its append-only file, and waits for this status: `ok` or `err`.
+    pub async fn rewrite(&self, status: &str) {
+        self.query::<String>(&["BGREWRITEAOF"]).await;
+        eventually(SOON, || async {
+            let info: String = self.query(&["INFO", "persistence"]).await;
+            let has = |line: &str| info.lines().any(|other| other == line);
+            let has_ended = has("aof_rewrite_in_progress:0") && has("aof_rewrite_scheduled:0");
+            holds(has_ended && has(&format!("aof_last_bgrewrite_status:{status}")), || info.clone())
+        })
+        .await;
     }
 
     /// Overwrites a number in the campaign's state, bypassing core's scripts.

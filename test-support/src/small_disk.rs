@@ -10,7 +10,8 @@ use tempfile::TempDir;
 pub struct SmallDisk(TempDir);
 
 impl SmallDisk {
-    /// Mounts a disk of this size (`64m`); `Err` if this user lacks permission.
+    /// Mounts a disk of this size, with other options of tmpfs after it (`64m`, `64m,nr_inodes=400`); `Err` if this user
+    /// lacks permission.
     pub fn mount(size: &str) -> Result<Self, String> {
         let directory =
             tempfile::Builder::new().prefix("cgd-").tempdir().map_err(|error| error.to_string())?;

@@ -9,13 +9,14 @@ const OPERATIONS: &str = include_str!("../../docs/operations.md");
 const METRICS: &str = include_str!("../../core/src/metrics.rs");
 
 /// Conditions that must raise an alarm, each a part of a rule's expression.
-const WATCHED: [&str; 23] = [
+const WATCHED: [&str; 24] = [
     "up{job=",
     "claimgate_up{part=\"redis\"}",
     "claimgate_up{part=\"sql\"}",
     "claimgate_outbox_lag_seconds",
     "result=\"out_of_memory\"",
     "claimgate_redis_memory_bytes",
+    "claimgate_redis_rewrite_failed",
     "claimgate_barrier_age_seconds",
     "claimgate_lease_losses_total",
     "claimgate_replicas_missing",

@@ -1,5 +1,7 @@
 //! `claimgate doctor`: real faults for each finding, and no findings in a sound setup.
 
+mod redis;
+
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -284,29 +286,6 @@ async fn replicas_are_found_and_not_accepted_as_a_primary() {
 }
 
 #[tokio::test]
-async fn a_redis_that_accepts_no_writes_is_reported() {
-    only_on!(OWN, "it starts its own servers");
-    let server = RedisServer::start_with(&[("maxmemory", "64mb")], &[]).await;
-    let (data, url, view) = (directory(), server.url(), server.view().await);
-    let environment = [("CLAIMGATE_REDIS_URL", url.as_str())];
-    for (setting, fault, end) in [("min-replicas-to-write", "1", "0"), ("maxmemory", "1", "64mb")] {
-        view.query::<String>(&["CONFIG", "SET", setting, fault]).await;
-        doctor(data.path(), &environment).await.breaks(&["redis.writes"]);
-        view.query::<String>(&["CONFIG", "SET", setting, end]).await;
-        doctor(data.path(), &environment).await.breaks(&[]).warns(&["redis.replicas"]);
-    }
-    for command in ["fcall", "function|load", "evalsha", "script|load", "xadd", "xgroup|create"] {
-        let rights = async |right: String| {
-            view.query::<String>(&["ACL", "SETUSER", "default", &right]).await;
-        };
-        rights(format!("-{command}")).await;
-        doctor(data.path(), &environment).await.breaks(&["redis.scripts"]);
-        rights(format!("+{command}")).await;
-        doctor(data.path(), &environment).await.breaks(&[]).warns(&["redis.replicas"]);
-    }
-}
-
-#[tokio::test]
 async fn clock_skew_is_a_warning_and_then_an_error() {
     only_on!(OWN, "it starts its own servers");
     let clock = Clock::new();
@@ -456,8 +435,13 @@ async fn read_only_sql_and_too_few_connections_are_reported() {
 
 #[tokio::test]
 async fn a_full_or_read_only_disk_is_reported() {
+    const INODES: usize = 400;
     only_on!(OWN, "it starts its own servers");
-    let Some(disk) = available("doctor: a disk that is full", SmallDisk::mount("80m")) else { return };
+    let Some(disk) =
+        available("doctor: a disk that is full", SmallDisk::mount(&format!("80m,nr_inodes={INODES}")))
+    else {
+        return;
+    };
     let redis = RedisServer::start_with(&[("maxmemory", "64mb")], &[]).await;
     let url = redis.url();
     let environment = [("CLAIMGATE_REDIS_URL", url.as_str())];
@@ -469,6 +453,15 @@ async fn a_full_or_read_only_disk_is_reported() {
     disk.fill();
     doctor(&core.data_dir(), &environment).await.breaks(&["data_dir.full", "data_dir.in_memory"]);
     disk.empty();
+    let files: Vec<_> = (0..INODES)
+        .map(|number| disk.path().join(format!("empty{number}")))
+        .take_while(|file| fs::File::create(file).is_ok())
+        .collect();
+    doctor(&core.data_dir(), &environment).await.breaks(&["data_dir.full", "data_dir.in_memory"]);
+    for file in &files {
+        fs::remove_file(file).unwrap();
+    }
+    doctor(&core.data_dir(), &environment).await.breaks(&["data_dir.in_memory"]);
     core.stop().await;
     disk.make_read_only();
     doctor(&core.data_dir(), &environment).await.breaks(&["data_dir.in_memory", "database.read_only"]);

@@ -344,6 +344,9 @@ async fn alarms_fire_for_missing_replicas_and_full_memory() {
 
     row.fault();
     let primary = set.view(0).await;
+    cannot_rewrite(&primary, &prometheus_server).await;
+
+    row.fault();
     let info: String = primary.query(&["INFO", "memory"]).await;
     let used = info.lines().find_map(|line| line.strip_prefix("used_memory:")).unwrap();
     let max = (used.parse::<u64>().unwrap() * 21 / 20).to_string();
@@ -365,7 +368,17 @@ async fn alarms_fire_for_missing_replicas_and_full_memory() {
     }
     signal_pid(set.servers[2].pid(), Signal::CONT);
     prometheus_server.fires("ClaimgatePrimaryRefused").await;
-    row.passed(5, "all fired, and the first two fell silent again");
+    row.passed(6, "all fired, and the first three fell silent again");
+}
+
+/// Makes a rewrite of the append-only file fail, and the next one succeed.
+async fn cannot_rewrite(primary: &RedisView, prometheus_server: &Prometheus) {
+    let blocked = primary.block_rewrites().await;
+    primary.rewrite("err").await;
+    prometheus_server.fires("ClaimgateRewriteFails").await;
+    fs::remove_dir(blocked).unwrap();
+    primary.rewrite("ok").await;
+    prometheus_server.falls_silent("ClaimgateRewriteFails").await;
 }
 
 #[test]

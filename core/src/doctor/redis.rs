@@ -10,6 +10,7 @@ use super::setup::{Redis, WAIT};
 use super::{clocks, system};
 use crate::clock;
 use crate::redis_address::RedisAddress;
+use crate::store::redis::nodes::rewrite_failed;
 use crate::store::redis::scripts::{is_denied, script_commands};
 use crate::store::redis::topology::connections::primaries;
 use crate::store::redis::topology::primary::{NoPrimary, Primary};
@@ -162,6 +163,14 @@ async fn examine_primary(primary: Primary, given: bool) -> Result<Vec<Finding>, 
             "redis.info",
             "INFO is not allowed: core cannot detect a replica's promotion, and limits may be exceeded after it",
             "allow the user of CLAIMGATE_REDIS_URL the commands INFO and CONFIG GET",
+        ));
+    }
+    if info(&mut connection, "persistence").await?.is_some_and(|info| rewrite_failed(&info)) {
+        found.push(Finding::warning(
+            "redis.rewrite",
+            "Redis could not rewrite its append-only file at the last attempt: the file grows until the disk is full, and \
+             then all claims get 503",
+            "remove the reason that Redis' log gives: memory for a fork, disk space, inodes",
         ));
     }
     // Core's own Redis has no replicas, and its memory limit is checked from the configuration.

@@ -19,6 +19,8 @@ const MEMORY_QUARTERS_MAX: u64 = 3;
 
 /// With less free space the data directory's disk counts as full: a rewrite of Redis' file needs more.
 const FREE_BYTES_MIN: u64 = 64 << 20;
+/// With fewer free inodes it counts as full, too: a rewrite, a snapshot and a rotated log need new files.
+const FREE_INODES_MIN: u64 = 64;
 
 /// Numbers of file systems, as Linux's `statfs(2)` gives them.
 #[cfg(target_os = "linux")]
@@ -121,14 +123,20 @@ fn file_system(directory: &Path) -> Option<Finding> {
 fn full_disk(directory: &Path) -> Option<Finding> {
     let disk = rustix::fs::statvfs(directory).ok()?;
     let free_bytes = disk.f_bavail.saturating_mul(disk.f_frsize);
-    (free_bytes < FREE_BYTES_MIN).then(|| {
-        let problem = format!(
-            "the disk of {} has {} MiB left: once it is full, no claim is decided, or none reaches SQL",
-            directory.display(),
-            free_bytes >> 20
-        );
-        Finding::breaks("data_dir.full", problem, "free disk space")
-    })
+    // Some file systems have no fixed number of inodes, and report 0.
+    let lacks_inodes = disk.f_files > 0 && disk.f_favail < FREE_INODES_MIN;
+    let (left, remedy) = if free_bytes < FREE_BYTES_MIN {
+        (format!("{} MiB", free_bytes >> 20), "free disk space")
+    } else if lacks_inodes {
+        (format!("{} inodes", disk.f_favail), "remove files from this disk")
+    } else {
+        return None;
+    };
+    let directory = directory.display();
+    let problem = format!(
+        "the disk of {directory} has {left} left: once it is full, no claim is decided, or none reaches SQL"
+    );
+    Some(Finding::breaks("data_dir.full", problem, remedy))
 }
 
 fn descriptors(hard: u64) -> Option<Finding> {

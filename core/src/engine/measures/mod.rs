@@ -52,6 +52,9 @@ fn record_node(node: &NodeState) {
     metrics::node_up(&node.address, node.is_up());
     let Some(health) = node.health else { return };
     metrics::node_times(&node.address, health.ping, health.barrier_age);
+    if let Some(failed) = health.rewrite_failed {
+        metrics::node_rewrite_failed(&node.address, failed);
+    }
     if let Some(memory) = health.memory {
         metrics::node_memory(&node.address, memory.used, memory.max);
     }

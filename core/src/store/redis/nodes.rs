@@ -46,6 +46,8 @@ pub struct PrimaryHealth {
     pub ping: Duration,
     /// The primary's memory; `None` if core's Redis user may not run `INFO`.
     pub memory: Option<Memory>,
+    /// Whether the last rewrite of the append-only file failed; `None` if core's Redis user may not run `INFO`.
+    pub rewrite_failed: Option<bool>,
     /// Time since replicas last confirmed a write; zero while no caller waits for replicas.
     pub barrier_age: Duration,
 }
@@ -66,6 +68,11 @@ impl Memory {
         let used = number("used_memory:")?.saturating_sub(number("mem_not_counted_for_evict:").unwrap_or(0));
         Some(Self { used, max: number("maxmemory:").filter(|max| *max > 0) })
     }
+}
+
+/// Returns whether the last rewrite of the append-only file failed, by the output of `INFO persistence`.
+pub fn rewrite_failed(info: &str) -> bool {
+    field(info, "aof_last_bgrewrite_status:") == "err"
 }
 
 impl RedisStore {
@@ -110,7 +117,7 @@ impl RedisStore {
         let mut pipe = redis::pipe();
         // Appends to a list that does not exist: Redis treats this as a write, but it changes nothing.
         pipe.ignore_errors().cmd("LPUSHX").arg(key).arg("");
-        pipe.cmd("INFO").arg("memory");
+        pipe.cmd("INFO").arg("memory").arg("persistence");
         if checks_scripts {
             for command in script_commands() {
                 pipe.add_command(command);
@@ -131,7 +138,8 @@ impl RedisStore {
             written => self.record_error(written, &session).await.map(drop),
         };
         let info = info.ok().and_then(|info| redis::from_redis_value::<String>(info).ok());
-        let memory = info.and_then(|info| Memory::parse(&info));
-        Ok((PrimaryHealth { ping, memory, barrier_age: session.barrier().age() }, written))
+        let memory = info.as_deref().and_then(Memory::parse);
+        let rewrite_failed = info.as_deref().map(rewrite_failed);
+        Ok((PrimaryHealth { ping, memory, rewrite_failed, barrier_age: session.barrier().age() }, written))
     }
 }
