@@ -21,7 +21,7 @@ use url::Url;
 
 use crate::credentials::{Caller, Credentials, Tokens, check_token};
 use crate::data_dir;
-use crate::memory_limit::MemoryLimit;
+use crate::group_limits::MemoryLimit;
 use crate::redis_address::RedisAddress;
 use crate::webhook_hosts::WebhookHosts;
 use traces::TraceArgs;

@@ -34,6 +34,7 @@ pub mod pair;
 pub mod pgbouncer;
 pub mod postgres;
 pub mod process;
+pub mod process_limit;
 pub mod promotion;
 pub mod pulse;
 pub mod raw;

@@ -6,11 +6,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The layers of core, with the other modules of core that each layer may import.
-const LAYERS: [(&str, &[&str]); 22] = [
+const LAYERS: [(&str, &[&str]); 23] = [
     ("step", &[]),
     ("clock", &[]),
     ("connect", &[]),
-    ("memory_limit", &[]),
+    ("group_limits", &[]),
     ("metrics", &[]),
     ("nearest", &[]),
     ("traces", &[]),
@@ -18,8 +18,9 @@ const LAYERS: [(&str, &[&str]); 22] = [
     ("data_dir", &[]),
     ("redis_address", &[]),
     ("report_page", &[]),
+    ("runtime", &[]),
     ("webhook_hosts", &[]),
-    ("config", &["credentials", "data_dir", "memory_limit", "redis_address", "webhook_hosts"]),
+    ("config", &["credentials", "data_dir", "group_limits", "redis_address", "webhook_hosts"]),
     ("log", &["config", "metrics"]),
     ("domain", &["nearest"]),
     ("store::redis", &["domain", "metrics", "redis_address", "step"]),
@@ -39,9 +40,12 @@ const LAYERS: [(&str, &[&str]); 22] = [
             "webhook_hosts",
         ],
     ),
-    ("doctor", &["clock", "config", "data_dir", "domain", "memory_limit", "redis_address", "store"]),
-    ("http", &["clock", "credentials", "domain", "engine", "metrics", "report_page", "store", "traces"]),
-    ("jobs", &["clock", "domain", "engine", "metrics", "step", "store", "traces"]),
+    ("doctor", &["clock", "config", "data_dir", "domain", "group_limits", "redis_address", "store"]),
+    (
+        "http",
+        &["clock", "credentials", "domain", "engine", "metrics", "report_page", "runtime", "store", "traces"],
+    ),
+    ("jobs", &["clock", "domain", "engine", "metrics", "runtime", "step", "store", "traces"]),
     (
         "server",
         &["config", "doctor", "engine", "http", "jobs", "log", "metrics", "redis_address", "store", "traces"],

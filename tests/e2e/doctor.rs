@@ -14,6 +14,7 @@ use support::clock::Clock;
 use support::only_on;
 use support::postgres::Postgres;
 use support::process::{command, free_address};
+use support::process_limit::ProcessLimit;
 use support::redis_server::RedisServer;
 use support::small_disk::SmallDisk;
 use support::topology::OWN;
@@ -169,6 +170,18 @@ async fn the_doctor_names_where_each_limit_comes_from() {
         (warning, "LimitNOFILE="),
     ] {
         assert!(text.lines().any(|line| line.starts_with(kind) && line.contains(part)), "{part}: {text}");
+    }
+}
+
+#[tokio::test]
+async fn few_processes_are_a_warning() {
+    let Some(limit) = available("doctor: few processes", ProcessLimit::create()) else { return };
+    limit.set("60");
+    let join = format!("echo $$ >{} && exec \"$0\" \"$@\"", limit.members().display());
+    let output = run(&["sh", "-c", &join], &[], directory().path(), &[]).await;
+    let text = String::from_utf8(output.stdout).unwrap();
+    for part in ["checked: processes and threads: 60, of which ", "warning: ", "TasksMax="] {
+        assert!(text.lines().any(|line| line.contains(part)), "{part}: {text}");
     }
 }
 

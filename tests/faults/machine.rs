@@ -1,4 +1,4 @@
-//! Faults of the machine: its clock, descriptors and disk.
+//! Faults of the machine: its clock, descriptors, processes and disk.
 
 use std::process::Command;
 use std::time::Duration;
@@ -9,6 +9,7 @@ use support::clock::Clock;
 use support::core_client::campaign;
 use support::only_on;
 use support::process::{Signal, signal_pid};
+use support::process_limit::ProcessLimit;
 use support::raw::Raw;
 use support::small_disk::SmallDisk;
 use support::sql::Sql;
@@ -143,6 +144,36 @@ fn limit_descriptors(pid: u32, count: usize) {
     let done =
         Command::new("prlimit").arg("--pid").arg(pid.to_string()).arg(format!("--nofile={count}:")).status();
     assert!(done.expect("prlimit").success());
+}
+
+/// As with systemd's `TasksMax`: no process and no thread can be started.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn core_recovers_from_exhausted_processes() {
+    only_on!(OWN, "core starts its own Redis again");
+    let row = Row::begin("processes and threads exhausted");
+    let Some(limit) = row.needs(ProcessLimit::create()) else { return };
+    let fixture = Fixture::managed().await;
+    let core = &fixture.core;
+    let checker = Checker::create(core, "demo", ROOMY).await;
+    checker.win(core, 0..20).await;
+    let mut coded = campaign("coded", json!({"total": 0}));
+    coded["codes"] = json!(true);
+    core.create_with(coded).await;
+    limit.add(core.pid());
+    limit.close();
+    row.kill();
+    signal_pid(core.redis_pid().await, Signal::KILL);
+    core.until_logged(SOON, &["ERROR", "cannot start"]).await;
+    for user in 20..25 {
+        checker.claim(core, &format!("u{user}"), "k").await;
+    }
+    // The file is parsed on a thread of its own.
+    let added = core.once().add_codes("coded", "A\n").await;
+    assert!([200, 503].contains(&added.status), "{}", added.text());
+    limit.set("max");
+    checker.win(core, 25..45).await;
+    assert!(!core.log().contains("panicked"), "{}", core.log());
+    fixture.judge(row, &checker, Expect::default()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

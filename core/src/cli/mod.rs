@@ -34,12 +34,14 @@ use std::ffi::OsStr;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use tokio::runtime::{Builder, Runtime};
 
 use self::exit_status::{DONE, REFUSED, UNAVAILABLE, USAGE};
 use crate::config::{self, Config, ServeArgs};
 use crate::data_dir;
 use crate::engine::lifecycle::serving::ServingError;
 use crate::log::Log;
+use crate::runtime;
 use crate::server::serve;
 use crate::store::sql::SqlError;
 use audit::AuditArgs;
@@ -138,7 +140,7 @@ impl Cli {
 
     /// Runs the command, and returns its exit status.
     pub fn run(self) -> ExitCode {
-        let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        let runtime = match runtime::build(&mut Builder::new_multi_thread()) {
             Ok(runtime) => runtime,
             Err(error) => return fail(UNAVAILABLE, &error),
         };
@@ -185,7 +187,7 @@ fn without_empty_variables(command: clap::Command) -> clap::Command {
     command.mut_subcommands(without_empty_variables)
 }
 
-fn run_core(runtime: &tokio::runtime::Runtime, args: &ServeArgs) -> ExitCode {
+fn run_core(runtime: &Runtime, args: &ServeArgs) -> ExitCode {
     let log = match Log::start(args.log_json) {
         Ok(log) => log,
         Err(error) => return fail(UNAVAILABLE, &error),

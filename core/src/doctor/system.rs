@@ -9,13 +9,17 @@ use super::report::{Finding, Report};
 use super::setup::{Database, Redis, Setup};
 use crate::config::{self, SECRET_FILES};
 use crate::data_dir::{self, Exposed};
-use crate::memory_limit::MemoryLimit;
+use crate::group_limits::{MemoryLimit, ProcessLimit};
 
 /// Number of descriptors needed under full load: 4,096 concurrent requests, and as many for connections being
 /// opened and closed.
 const DESCRIPTORS_MIN: u64 = 8_192;
 /// Redis may use this many quarters of the available memory; core and rewrites of Redis' file need the rest.
 const MEMORY_QUARTERS_MAX: u64 = 3;
+
+/// Number of further processes and threads that core needs: for Redis' restart and the rewrite of its file, and for
+/// connections to SQL.
+const PROCESSES_MIN: u64 = 64;
 
 /// With less free space the data directory's disk counts as full: a rewrite of Redis' file needs more.
 const FREE_BYTES_MIN: u64 = 64 << 20;
@@ -53,6 +57,10 @@ fn limits(setup: &Setup, report: &mut Report) {
     }
     if let Ok(processors) = thread::available_parallelism() {
         report.add(format!("processors: {processors} (affinity and CPU quota of this process)"), None);
+    }
+    if let Some(limit) = ProcessLimit::read() {
+        let (max, used, file) = (limit.max, limit.used, limit.file.display());
+        report.add(format!("processes and threads: {max}, of which {used} exist ({file})"), processes(&limit));
     }
     let Some(MemoryLimit { bytes, file }) = MemoryLimit::read() else { return };
     let file = file.display();
@@ -148,6 +156,18 @@ fn descriptors(hard: u64) -> Option<Finding> {
             problem,
             "raise the hard limit (LimitNOFILE= in the unit, ulimit -Hn)",
         )
+    })
+}
+
+fn processes(limit: &ProcessLimit) -> Option<Finding> {
+    let left = limit.left();
+    (left < PROCESSES_MIN).then(|| {
+        let problem = format!(
+            "{left} more processes and threads are allowed ({}): without one, Redis cannot be restarted, and its file \
+             cannot be rewritten",
+            limit.file.display()
+        );
+        Finding::warning("system.processes", problem, "raise the limit (TasksMax=, --pids-limit, podPidsLimit)")
     })
 }
 

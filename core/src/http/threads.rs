@@ -25,6 +25,7 @@ use super::fast_path::InternalRoutes;
 use super::lingering::Lingering;
 use super::state::AppState;
 use super::{INTERNAL_CONNECTIONS_MAX, accept, connection, descriptors, server};
+use crate::runtime;
 
 /// Interval at which [`Threads::stop`] checks whether the threads have ended.
 const JOIN_POLL: Duration = Duration::from_millis(5);
@@ -103,7 +104,7 @@ impl Threads {
 fn spawn(name: String, mut stop: watch::Receiver<bool>) -> io::Result<(thread::JoinHandle<()>, Handle)> {
     let (made, runtime) = mpsc::channel();
     let thread = thread::Builder::new().name(name).spawn(move || {
-        let runtime = match Builder::new_current_thread().enable_all().build() {
+        let runtime = match runtime::build(&mut Builder::new_current_thread()) {
             Ok(runtime) => runtime,
             Err(error) => return drop(made.send(Err(error))),
         };

@@ -19,6 +19,7 @@ use claimgate_shared::CampaignId;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use parking_lot::Mutex;
+use tokio::runtime::Builder;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -33,6 +34,7 @@ use crate::engine::campaign::registry::CampaignRegistry;
 use crate::engine::error::RecoveryError;
 use crate::engine::lifecycle::recovery::Recovery;
 use crate::metrics;
+use crate::runtime;
 use crate::step;
 use crate::store::redis::outbox::{ENTRIES_MAX, OutboxBatch, OutboxLayout, OutboxReader, Progress};
 use crate::store::redis::{RedisStore, RedisStoreError};
@@ -119,7 +121,7 @@ impl OutboxRelay {
     /// the threads that decide claims: SQL catches up after a stampede, and the outbox is bounded in the
     /// meantime.
     pub fn spawn(self, stop: watch::Receiver<bool>) -> io::Result<thread::JoinHandle<()>> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let runtime = runtime::build(&mut Builder::new_current_thread())?;
         thread::Builder::new().name("relay".to_owned()).spawn(move || {
             if let Err(error) = rustix::process::nice(NICENESS) {
                 tracing::warn!(%error, "cannot lower the priority of the relay's thread");

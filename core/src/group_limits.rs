@@ -1,9 +1,9 @@
-//! The memory limit of core and of the Redis that it starts.
+//! Limits of the machine and of control groups, as systemd, Docker and Kubernetes set them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A limit of memory, and the file it was read from.
+/// The memory limit of core and of the Redis that it starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryLimit {
     /// The limit in bytes.
@@ -13,15 +13,48 @@ pub struct MemoryLimit {
 }
 
 impl MemoryLimit {
-    /// Reads the lowest limit: of the machine, of this process's control group, or of a group above it.
-    /// Systemd limits a unit's group, and Docker and Kubernetes a container's. `None` if nothing can be read.
+    /// Reads the lowest limit: of the machine, of this process's control group, or of a group above it. `None` if nothing
+    /// can be read.
     pub fn read() -> Option<Self> {
         Self::read_under(Path::new("/"))
     }
 
     /// Reads the files of the machine whose root directory is `root`.
     fn read_under(root: &Path) -> Option<Self> {
-        machine(root).into_iter().chain(group_limits(root)).min_by_key(|limit| limit.bytes)
+        let groups = group_limits(root, &MEMORY).into_iter().map(|(bytes, file)| Self { bytes, file });
+        machine(root).into_iter().chain(groups).min_by_key(|limit| limit.bytes)
+    }
+}
+
+/// The limit on the processes and threads of core's control group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProcessLimit {
+    /// The maximum number of processes and threads.
+    pub max: u64,
+    /// The number that the group has now.
+    pub used: u64,
+    /// The file of the limit.
+    pub file: PathBuf,
+}
+
+impl ProcessLimit {
+    /// Reads the limit that allows the fewest further processes: of this process's control group, or of a group above it.
+    /// `None` without a limit.
+    pub fn read() -> Option<Self> {
+        Self::read_under(Path::new("/"))
+    }
+
+    fn read_under(root: &Path) -> Option<Self> {
+        let limits = group_limits(root, &PROCESSES).into_iter().filter_map(|(max, file)| {
+            let used = number_in(root, &file.with_file_name("pids.current"))?;
+            Some(Self { max, used, file })
+        });
+        limits.min_by_key(Self::left)
+    }
+
+    /// Returns the number of further processes and threads that the group may have.
+    pub fn left(&self) -> u64 {
+        self.max.saturating_sub(self.used)
     }
 }
 
@@ -31,15 +64,27 @@ fn machine(root: &Path) -> Option<MemoryLimit> {
     Some(MemoryLimit { bytes: kib.trim().parse::<u64>().ok()? * 1024, file: "/proc/meminfo".into() })
 }
 
-/// Returns the limits of this process's control groups and of all groups above them, in both versions of cgroups.
-fn group_limits(root: &Path) -> Vec<MemoryLimit> {
-    let read = |file: &str| fs::read_to_string(root.join(file)).unwrap_or_default();
-    let (groups, mounts) = (read("proc/self/cgroup"), read("proc/self/mountinfo"));
-    let hierarchies = mounts.lines().filter_map(Hierarchy::of_mount);
-    hierarchies.flat_map(|hierarchy| hierarchy.limits(root, &groups)).collect()
+/// A controller of control groups, and the files of its limit in versions 1 and 2.
+struct Controller {
+    name: &'static str,
+    version_1: &'static str,
+    version_2: &'static str,
 }
 
-/// A mounted hierarchy of control groups that may limit memory.
+const MEMORY: Controller =
+    Controller { name: "memory", version_1: "memory.limit_in_bytes", version_2: "memory.max" };
+const PROCESSES: Controller = Controller { name: "pids", version_1: "pids.max", version_2: "pids.max" };
+
+/// Returns the limits of this process's control groups and of all groups above them, with their files, in both versions of
+/// cgroups.
+fn group_limits(root: &Path, controller: &Controller) -> Vec<(u64, PathBuf)> {
+    let read = |file: &str| fs::read_to_string(root.join(file)).unwrap_or_default();
+    let (groups, mounts) = (read("proc/self/cgroup"), read("proc/self/mountinfo"));
+    let hierarchies = mounts.lines().filter_map(|line| Hierarchy::of_mount(line, controller));
+    hierarchies.flat_map(|hierarchy| hierarchy.limits(root, &groups, controller)).collect()
+}
+
+/// A mounted hierarchy of control groups that may have the limits of a controller.
 #[derive(Debug)]
 struct Hierarchy<'a> {
     /// The group that is visible at `mount`: in a container without a cgroup namespace, the container's.
@@ -50,42 +95,42 @@ struct Hierarchy<'a> {
 
 impl<'a> Hierarchy<'a> {
     /// Parses a line of `/proc/self/mountinfo` (`proc_pid_mountinfo(5)`).
-    fn of_mount(line: &'a str) -> Option<Self> {
+    fn of_mount(line: &'a str, controller: &Controller) -> Option<Self> {
         let (mount, file_system) = line.split_once(" - ")?;
         let mut mount = mount.split(' ').skip(3).map(Path::new);
         let mut file_system = file_system.split(' ');
         let is_version_2 = match file_system.next()? {
             "cgroup2" => true,
-            "cgroup" if file_system.nth(1)?.split(',').any(|option| option == "memory") => false,
+            "cgroup" if file_system.nth(1)?.split(',').any(|option| option == controller.name) => false,
             _ => return None,
         };
         Some(Self { top: mount.next()?, mount: mount.next()?, is_version_2 })
     }
 
     /// Returns the limits of this process's group and those above it. `groups` is `/proc/self/cgroup` (`cgroups(7)`).
-    fn limits(&self, root: &Path, groups: &str) -> Vec<MemoryLimit> {
+    fn limits(&self, root: &Path, groups: &str, controller: &Controller) -> Vec<(u64, PathBuf)> {
         let group = groups.lines().find_map(|line| {
             let mut parts = line.splitn(3, ':').skip(1);
             let controllers = parts.next()?;
             let is_this = if self.is_version_2 {
                 controllers.is_empty()
             } else {
-                controllers.split(',').any(|controller| controller == "memory")
+                controllers.split(',').any(|name| name == controller.name)
             };
             parts.next().filter(|_| is_this).map(Path::new)
         });
         // A group outside the mount is not visible; what is visible belongs to the container.
         let group = group.and_then(|group| group.strip_prefix(self.top).ok()).unwrap_or(Path::new(""));
-        let name = if self.is_version_2 { "memory.max" } else { "memory.limit_in_bytes" };
+        let name = if self.is_version_2 { controller.version_2 } else { controller.version_1 };
         let files = group.ancestors().map(|group| self.mount.join(group).join(name));
-        files.filter_map(|file| limit_in(root, file)).collect()
+        files.filter_map(|file| Some((number_in(root, &file)?, file))).collect()
     }
 }
 
-/// Returns the limit in `file`; `None` without one: "max", or a file that does not exist.
-fn limit_in(root: &Path, file: PathBuf) -> Option<MemoryLimit> {
+/// Returns the number in `file`; `None` without one: "max", or a file that does not exist.
+fn number_in(root: &Path, file: &Path) -> Option<u64> {
     let text = fs::read_to_string(root.join(file.strip_prefix("/").ok()?)).ok()?;
-    Some(MemoryLimit { bytes: text.trim().parse().ok()?, file })
+    text.trim().parse().ok()
 }
 
 #[cfg(test)]
@@ -99,14 +144,20 @@ mod tests {
                              36 32 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n";
     const MIB: u64 = 1 << 20;
 
-    /// Returns the limit with 24 MiB of memory, plus the given /proc and /sys files.
-    fn limit(files: &[(&str, &str)]) -> (u64, String) {
+    /// Creates a machine with 24 MiB of memory and the given /proc and /sys files.
+    fn machine_with(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (name, text) in files.iter().chain([&MACHINE]) {
             let file = root.path().join(name);
             fs::create_dir_all(file.parent().unwrap()).unwrap();
             fs::write(file, text).unwrap();
         }
+        root
+    }
+
+    /// Returns the memory limit of such a machine.
+    fn limit(files: &[(&str, &str)]) -> (u64, String) {
+        let root = machine_with(files);
         let limit = MemoryLimit::read_under(root.path()).unwrap();
         (limit.bytes, limit.file.to_str().unwrap().to_owned())
     }
@@ -168,5 +219,22 @@ mod tests {
                 "{group}"
             );
         }
+    }
+
+    #[test]
+    fn the_limit_with_the_fewest_processes_left_counts() {
+        let files = [
+            ("proc/self/cgroup", "8:pids:/slice/unit\n4:memory:/slice\n"),
+            ("proc/self/mountinfo", "33 32 0:29 / /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids\n"),
+            ("sys/fs/cgroup/pids/slice/unit/pids.max", "100\n"),
+            ("sys/fs/cgroup/pids/slice/unit/pids.current", "40\n"),
+            ("sys/fs/cgroup/pids/slice/pids.max", "1000\n"),
+            ("sys/fs/cgroup/pids/slice/pids.current", "970\n"),
+        ];
+        let limit = ProcessLimit::read_under(machine_with(&files).path()).unwrap();
+        assert_eq!((limit.max, limit.used, limit.left()), (1000, 970, 30));
+        assert_eq!(limit.file, Path::new("/sys/fs/cgroup/pids/slice/pids.max"));
+        let unlimited = [files[0], files[1], ("sys/fs/cgroup/pids/slice/unit/pids.max", "max\n")];
+        assert_eq!(ProcessLimit::read_under(machine_with(&unlimited).path()), None);
     }
 }
