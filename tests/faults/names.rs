@@ -1,19 +1,26 @@
-//! A server's name has several addresses, of which the first swallows packets or leads to a replica.
+//! A server's name has several addresses, of which the first swallows packets or leads to a replica; or the name cannot be
+//! looked up.
 
+use std::fs::{self, Permissions};
 use std::io::Write as _;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use reqwest::Method;
+use serde_json::json;
 use support::checker::{Checker, Expect};
+use support::core_client::campaign;
 use support::fault_proxy::FaultProxy;
 use support::postgres::Postgres;
-use support::process::{command, free_address, with_hosts};
+use support::process::{Signal, command, free_address, own_loopback, with_hosts};
 use support::sql::Sql;
 use support::topology::OWN;
-use support::{CoreOptions, RedisServer, binary, only_on};
+use support::wait::holds;
+use support::{Core, CoreOptions, RedisServer, binary, eventually, only_on, promised};
 
-use tempfile::NamedTempFile;
+use tempfile::{NamedTempFile, TempDir};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixStream};
 use tokio::time::timeout;
@@ -189,4 +196,101 @@ async fn the_command_line_uses_the_next_address_of_core() {
     assert!(output.status.success() && out.contains("\"demo\""), "{out}\n{err}");
     assert!(!err.contains("no answer"), "the call must not be retried: {err}");
     fixture.judge(row, &checker, Expect::default()).await;
+}
+
+/// A resolver that answers no query, and the files that name it to a core.
+struct SilentResolver {
+    _socket: UdpSocket,
+    directory: TempDir,
+}
+
+impl SilentResolver {
+    fn start() -> Result<Self, String> {
+        let address = own_loopback();
+        let socket = UdpSocket::bind((address, 53)).map_err(|error| format!("port 53: {error}"))?;
+        let directory = tempfile::tempdir().expect("a directory");
+        let settings = format!("nameserver {address}\noptions timeout:30 attempts:1\n");
+        fs::write(directory.path().join("resolv.conf"), settings).expect("a file");
+        let resolver = Self { _socket: socket, directory };
+        let program = format!(
+            "#!/bin/sh\nmount --bind '{}' /etc/resolv.conf && exec '{}' \"$@\"\n",
+            resolver.directory.path().join("resolv.conf").display(),
+            binary::claimgate().display()
+        );
+        fs::write(resolver.program(), program).expect("a file");
+        fs::set_permissions(resolver.program(), Permissions::from_mode(0o755)).expect("a program");
+        Ok(resolver)
+    }
+
+    /// Returns the program that runs core with this resolver, in a mount namespace.
+    fn program(&self) -> PathBuf {
+        self.directory.path().join("core")
+    }
+
+    fn hosts(&self) -> PathBuf {
+        self.directory.path().join("hosts")
+    }
+
+    /// Makes the system know `server.test`, or ask the resolver for it.
+    fn knows(&self, address: Option<SocketAddr>) {
+        let line = address.map_or_else(String::new, |address| format!("{} server.test\n", address.ip()));
+        fs::write(self.hosts(), format!("127.0.0.1 localhost\n{line}")).expect("a file");
+    }
+}
+
+/// Waits until core reports whether SQL works.
+async fn until_sql_is(core: &Core, state: &str) {
+    eventually(promised(Duration::from_secs(5)), || async {
+        let ready = core.get("/readyz").await;
+        holds(ready.json()["sql"] == state, || ready.text())
+    })
+    .await;
+}
+
+/// A lookup that hangs occupies a thread for 30 s.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claims_continue_while_no_name_can_be_looked_up() {
+    const THREADS_MAX: usize = 100;
+    const STOP_MAX: Duration = Duration::from_secs(15);
+    let row = Row::begin("the resolver answers no query");
+    let Some(()) = row.needs(require_namespaces()) else { return };
+    let Some(postgres) = row.needs(Postgres::start().await) else { return };
+    let Some(resolver) = row.needs(SilentResolver::start()) else { return };
+    let sql = Sql::open(&postgres.database("claimgate").await);
+    let proxy = FaultProxy::start(postgres.socket()).await;
+    resolver.knows(Some(proxy.address()));
+    let (port, unused) = (proxy.address().port(), free_address());
+    let receiver = format!("http://server.test:{}", unused.port());
+    let url = format!("postgres://claimgate@server.test:{port}/claimgate?sslmode=disable");
+    let options = CoreOptions::default().with("CLAIMGATE_DATABASE_URL", url).program(resolver.program());
+    let options = options.with("CLAIMGATE_WEBHOOK_HOSTS", format!("{receiver},http://{unused}"));
+    let mut core = options.with_hosts(resolver.hosts()).start().await;
+    core.admin(Method::POST, "/admin/v1/webhooks", &json!({"url": format!("{receiver}/")})).await.expect(201);
+    let mut coded = campaign("coded", json!({"total": 0}));
+    coded["codes"] = json!(true);
+    core.create_with(coded).await;
+    core.create("demo", json!({})).await;
+    row.fault();
+    resolver.knows(None);
+    let (began, mut claims, mut threads) = (Instant::now(), 0, 0);
+    while began.elapsed() < Duration::from_secs(20) {
+        core.once().claim("demo", &format!("u{claims}"), "k").await.expect(201);
+        claims += 1;
+        let tasks = fs::read_dir(format!("/proc/{}/task", core.pid())).expect("core runs");
+        threads = threads.max(tasks.count());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(threads < THREADS_MAX, "{threads} threads");
+    until_sql_is(&core, "down").await;
+    let added = core.once().add_codes("coded", "A\n").await;
+    assert!([200, 503].contains(&added.status), "{}", added.text());
+    resolver.knows(Some(proxy.address()));
+    until_sql_is(&core, "up").await;
+    sql.until("demo", claims).await;
+    resolver.knows(None);
+    until_sql_is(&core, "down").await;
+    core.process().signal(Signal::TERM);
+    let status = core.process().wait(promised(STOP_MAX)).await;
+    assert!(status.success(), "{status}: {}", core.log());
+    row.passed(claims, &format!("claims were decided, with {threads} threads at most"));
 }
