@@ -34,19 +34,23 @@ pub struct Pair {
 impl Pair {
     /// Starts two cores with `options` and waits until they are ready; `Err` if there is no PostgreSQL.
     pub async fn start(options: CoreOptions) -> Result<Self, String> {
+        Self::start_each([options.clone(), options]).await
+    }
+
+    /// Starts two cores like [`Self::start`], each with its own options.
+    pub async fn start_each([first, second]: [CoreOptions; 2]) -> Result<Self, String> {
         let postgres = Postgres::start().await?;
         let url = postgres.database("claimgate").await;
         let server = RedisServer::start_with(&[], &fast_disk()).await;
         let socket = PathBuf::from(server.url().trim_start_matches("unix://"));
         let proxy = FaultProxy::start(socket).await;
-        let start = |redis: String| {
-            let options =
-                options.clone().with("CLAIMGATE_DATABASE_URL", &url).with("CLAIMGATE_REDIS_URL", redis);
+        let start = |options: CoreOptions, redis: String| {
+            let options = options.with("CLAIMGATE_DATABASE_URL", &url).with("CLAIMGATE_REDIS_URL", redis);
             let options =
                 options.with("CLAIMGATE_EDGE_KEYS", EDGE_KEY).with("CLAIMGATE_USER_JWT_KEY", USER_JWT_KEY);
             options.listen_at(free_address()).start()
         };
-        let cores = [start(proxy.url()).await, start(server.url()).await];
+        let cores = [start(first, proxy.url()).await, start(second, server.url()).await];
         Ok(Self { cores, proxy, server, sql: Sql::open(&url), _postgres: postgres })
     }
 

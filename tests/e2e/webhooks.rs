@@ -20,6 +20,7 @@ use support::certificates::Certificates;
 use support::claim_body;
 use support::core_client::campaign;
 use support::process::free_address;
+use support::times::now_ms;
 use support::wait::holds;
 use support::{Core, CoreOptions, Reply, SOON, Sql, eventually, promised};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -657,7 +658,7 @@ async fn a_core_without_the_lease_does_not_remove_events() {
     let sql = core.sql();
     let lease =
         |holder: &str, until: i64| format!("UPDATE webhooks SET holder = '{holder}', held_until = {until}");
-    sql.run(lease("another", 9_000_000_000_000)).await;
+    sql.run(lease("another", now_ms() + 60_000)).await;
     assert_eq!(sql.run("UPDATE webhook_events SET event_id = 'evt_another'".to_owned()).await, 1);
     receiver.respond_with(|_, _| status(200));
     receiver.release.notify_one();
@@ -711,7 +712,8 @@ async fn an_unreadable_claim_that_stops_a_webhook_is_logged() {
     let sql = core.sql();
     core.create("demo", json!({"total": 10})).await;
     let (id, _) = webhook(&core, &receiver).await;
-    sql.run("UPDATE webhooks SET holder = 'another', held_until = 9000000000000".to_owned()).await;
+    let until = now_ms() + 60_000;
+    sql.run(format!("UPDATE webhooks SET holder = 'another', held_until = {until}")).await;
     core.claim("demo", "ann", "k").await.expect(201);
     sql.until("demo", 1).await;
     sql.run("UPDATE claims SET sequence = -1".to_owned()).await;

@@ -11,6 +11,7 @@ use axum::http::StatusCode;
 use axum::routing::post;
 use reqwest::Method;
 use serde_json::{Value, json};
+use support::clock::Clock;
 use support::pair::Pair;
 use support::process::free_address;
 use support::wait::holds;
@@ -109,4 +110,33 @@ async fn only_one_of_two_cores_with_the_same_id_delivers() {
     until_delivered(&deliveries, CLAIMS, SOON).await;
     assert_one_core_delivered(&deliveries);
     row.passed(CLAIMS, "only one core delivered");
+}
+
+/// The lease of a dead core ends by the database's clock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_core_with_a_fast_clock_keeps_no_webhooks_after_its_death() {
+    let row = Row::begin("webhooks: the delivering core, an hour ahead, killed");
+    let (url, deliveries) = receiver(0).await;
+    let options = CoreOptions::default().with("CLAIMGATE_WEBHOOK_HOSTS", &url);
+    let clock = Clock::new();
+    clock.move_by_ms(3_600_000);
+    let ahead = clock
+        .environment()
+        .into_iter()
+        .fold(options.clone(), |options, (name, value)| options.with(name, value.display().to_string()));
+    let Some(mut pair) = row.needs(Pair::start_each([ahead, options]).await) else { return };
+    pair.cores[1].stop().await;
+    pair.cores[0].create("demo", json!({})).await;
+    let body = json!({"url": format!("{url}/")});
+    pair.cores[0].admin(Method::POST, "/admin/v1/webhooks", &body).await.expect(201);
+    pair.cores[0].claim("demo", "before", "k").await.expect(201);
+    until_delivered(&deliveries, 1, SOON).await;
+    pair.cores[1] = pair.cores[1].restart().await;
+    row.kill();
+    pair.cores[0].kill();
+    pair.cores[1].claim("demo", "after", "k").await.expect(201);
+    // As if the lease's 45 s had passed.
+    pair.sql.run("UPDATE webhooks SET held_until = held_until - 45000".to_owned()).await;
+    until_delivered(&deliveries, 2, SOON).await;
+    row.passed(2, "the other core delivered");
 }

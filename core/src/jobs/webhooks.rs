@@ -14,7 +14,7 @@ use std::time::Duration;
 use claimgate_shared::Timestamp;
 use futures_util::future::join_all;
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::clock;
 use crate::domain::webhook::{PARKED_MAX, TRIES_MIN, WaitingEvent, Webhook, WebhookEvent, retry_delay};
@@ -116,16 +116,15 @@ impl Webhooks {
     /// Delivers events to one webhook, as long as this core holds its lease.
     async fn deliver(&self, id: &str) -> Result<(), EngineError> {
         let sql = &self.engine.stores.sql;
-        let mut held_until = clock::now();
+        let mut renewed: Option<Instant> = None;
         loop {
-            let now = clock::now();
             // The lease is not renewed in each round: on an idle webhook, this would be a commit every
             // second.
-            let webhook = if later(now, LEASE / 2) < held_until {
+            let webhook = if renewed.is_some_and(|at| at.elapsed() < LEASE / 2) {
                 sql.webhook(id).await?.filter(|webhook| webhook.disabled_because.is_none())
             } else {
-                held_until = later(now, LEASE);
-                sql.hold_webhook(id, self.run.id(), now, held_until).await?
+                renewed = Some(Instant::now());
+                sql.hold_webhook(id, self.run.id(), LEASE).await?
             };
             let Some(webhook) = webhook else { return Ok(()) };
             // Due retries and new events take turns, so neither can starve the other.

@@ -1,9 +1,10 @@
 //! Webhooks in SQL, and their pending events.
 //!
-//! The columns `holder` and `held_until` are a lease. Only the lease's holder delivers events, and it writes
-//! only while it has the lease.
+//! The columns `holder` and `held_until` are a lease, by the database's clock. Only the lease's holder delivers events, and
+//! it writes only while it has the lease.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use claimgate_shared::{CampaignId, Timestamp};
 use serde_json::{Value, json};
@@ -145,23 +146,21 @@ impl SqlStore {
         commit_audited(transaction, webhook, by, "webhook_rotate_secret", Some(&before), &after).await
     }
 
-    /// Acquires or renews the lease of a webhook for `holder` until `until`. Returns `None` if another core
-    /// has the lease, or the webhook is disabled or deleted.
+    /// Acquires or renews the lease of a webhook for `holder`. Returns `None` if another core has the lease, or the
+    /// webhook is disabled or deleted. A lease that ends after more than two TTLs counts as ended: the database's clock was
+    /// set back, or an earlier version used the clock of a core that was ahead.
     pub(crate) async fn hold_webhook(
         &self,
         id: &str,
         holder: &str,
-        now: Timestamp,
-        until: Timestamp,
+        ttl: Duration,
     ) -> Result<Option<Webhook>, SqlError> {
-        let query = sqlx::query(
-            "UPDATE webhooks SET holder = $2, held_until = $4 \
-             WHERE id = $1 AND enabled = 1 AND (holder = $2 OR held_until <= $3)",
-        )
-        .bind(id)
-        .bind(holder)
-        .bind(now.as_ms())
-        .bind(until.as_ms());
+        let statement = self.with_database_clock(
+            "UPDATE webhooks SET holder = $2, held_until = {now} + $3 WHERE id = $1 AND enabled = 1 \
+             AND (holder = $2 OR held_until <= {now} OR held_until > {now} + 2 * $3)",
+        );
+        let ttl_ms = i64::try_from(ttl.as_millis()).unwrap_or(i64::MAX / 4);
+        let query = sqlx::query(statement).bind(id).bind(holder).bind(ttl_ms);
         if self.pool.run("sql:hold_webhook", query).await?.rows_affected() == 0 {
             return Ok(None);
         }
