@@ -265,6 +265,31 @@ const ALL: u32 = 20;
 const TERMINATE_CORES: &str = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
     WHERE usename = 'app' AND query <> ''";
 
+/// As after a wrong change of rights. The heartbeat still writes its own table.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claims_continue_while_core_may_not_insert_them() {
+    let row = Row::begin("SQL refuses: core's role may not insert claims");
+    let Some(postgres) = row.needs(Postgres::start().await) else { return };
+    let url = with_connections(&postgres, ALL).await;
+    let sql = Sql::open(&postgres.url("claimgate"));
+    let fixture = core_on(url, postgres, sql).await;
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    checker.win(&fixture.core, 0..10).await;
+    until_relayed(&fixture, 10).await;
+    let postgres = fixture.postgres.as_ref().expect("a PostgreSQL");
+    row.fault();
+    postgres.run("claimgate", &["REVOKE INSERT ON claims FROM app"]).await;
+    checker.win(&fixture.core, 10..60).await;
+    until_reported(&fixture.core, Some("refused")).await;
+    fixture.core.until_logged(promised(REPORT_MAX), &["part=\"sql\"", "permission denied"]).await;
+    checker.win(&fixture.core, 60..110).await;
+    postgres.run("claimgate", &["GRANT INSERT ON claims TO app"]).await;
+    until_relayed(&fixture, 110).await;
+    until_reported(&fixture.core, None).await;
+    pause_is_in_force(&fixture.core).await;
+    fixture.judge(row, &checker, Expect::default()).await;
+}
+
 /// Makes claims until they need more space than there is; returns the number of users.
 async fn win_until_the_disk_is_full(fixture: &Fixture, checker: &Checker, from: usize) -> usize {
     const ROUND: usize = 100;
