@@ -60,7 +60,8 @@ fn limits(setup: &Setup, report: &mut Report) {
     }
     if let Some(limit) = ProcessLimit::read() {
         let (max, used, file) = (limit.max, limit.used, limit.file.display());
-        report.add(format!("processes and threads: {max}, of which {used} exist ({file})"), processes(&limit));
+        report
+            .add(format!("processes and threads: {max}, of which {used} exist ({file})"), processes(&limit));
     }
     let Some(MemoryLimit { bytes, file }) = MemoryLimit::read() else { return };
     let file = file.display();
