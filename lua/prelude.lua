@@ -20,9 +20,9 @@
 --   claim's record   digest 16, sequence 5, quantity 4, status 1, revision 2, claimed at 6, expires at 6, day 3
 --   outbox entry     head: epoch 5, events so far 6, written at ms 6, total or none 5, taken 6;
 --                    users: space-separated; claims: as many claims' records in the same order; by: the name of the
---                    caller who confirmed or returned the claim; extended_by and extended_from, instead of by: the
---                    name of the caller who extended the hold, and the former expiry in ms, as text; traceparent:
---                    the trace context of the call, if it is traced
+--                    caller who confirmed or returned the claim; reason: why the caller returned it, if given;
+--                    extended_by and extended_from, instead of by: the name of the caller who extended the hold, and
+--                    the former expiry in ms, as text; traceparent: the trace context of the call, if it is traced
 -- A limit or time that is not set has all bits set; a hold of 0 ms means that claims are not held. A pass required
 -- until 0 is never required, until the largest time always.
 --

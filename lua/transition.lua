@@ -5,7 +5,8 @@
 -- KEYS  as in prelude.lua
 -- ARGV  1-2 as in prelude.lua, 3 'confirm', 'return' or 'extend', 4 user id, 5 digest (16 bytes), 6 the caller's name,
 --       for the audit (an expiry is not recorded under it); 7 how long after its claim an extended hold may end, in ms;
---       8 maximum of the backlog (events) for an extension; 9 the call's traceparent, only if it is traced
+--       8 maximum of the backlog (events) for an extension; 9 the caller's reason for a return, empty if there is none;
+--       10 the call's traceparent, only if it is traced
 --
 -- Replies
 --   {'transitioned', claim's record, events so far}         the claim as it is now; its status shows whether the
@@ -20,7 +21,7 @@
 -- may extend often. Only extensions raise the revision of a held claim, which starts at 1: no counter is needed.
 local EXTENSION_MS_MIN, EXTENSIONS_MAX = 10000, 64
 
-local user_id, digest, caller_name, traceparent = ARGV[4], ARGV[5], ARGV[6], ARGV[9]
+local user_id, digest, caller_name, reason, traceparent = ARGV[4], ARGV[5], ARGV[6], ARGV[9], ARGV[10]
 local state, record = unpack(redis.call('HMGET', users_key, STATE, user_id))
 local campaign, why = open_campaign(state)
 if not campaign then return { 'not_ready', why } end
@@ -73,6 +74,7 @@ elseif ARGV[3] == 'confirm' and claim.status == HELD then
   change_to(GRANTED)
 elseif ARGV[3] == 'return' and (claim.status == HELD or claim.status == GRANTED) then
   name_caller('by')
+  if reason ~= '' then append(work, 'extra_fields', 'reason', reason) end
   change_to(RETURNED)
 elseif ARGV[3] == 'extend' and claim.status == HELD then
   extend()

@@ -7,9 +7,12 @@ use std::time::Duration;
 use claimgate_shared::admin::codes::{AddedCodes, CodeCounts};
 use claimgate_shared::admin::report::DemandReport;
 use claimgate_shared::admin::{AdminView, ClaimItem};
+use claimgate_shared::claim_request::ClaimLookup;
 use claimgate_shared::http::CSV;
 use claimgate_shared::user_id::Scheme;
-use claimgate_shared::{CampaignId, ClaimStatus, IdempotencyKey, Limits, PassRule, Timestamp, UserId};
+use claimgate_shared::{
+    CampaignId, ClaimId, ClaimStatus, IdempotencyKey, Limits, PassRule, Timestamp, UserId,
+};
 use reqwest::header::{ACCEPT, CONTENT_TYPE};
 use reqwest::{Method, RequestBuilder};
 use serde::Serialize;
@@ -160,6 +163,15 @@ impl Admin {
     /// Ends a campaign permanently.
     pub async fn end(&self, id: &CampaignId) -> Result<Answer<AdminView>, Error> {
         self.post(&format!("/campaigns/{id}/end")).await
+    }
+
+    /// Returns a claim's units. The audit records the `reason` of 1 to 200 characters.
+    ///
+    /// # Errors
+    /// `claim_not_found`; `claim_revoked`.
+    pub async fn return_claim(&self, id: &ClaimId, reason: &str) -> Result<Answer<ClaimLookup>, Error> {
+        let request = self.request(Method::POST, &format!("/claims/{id}/return"));
+        self.listener.send_until_decided(request.json(&json!({ "reason": reason }))).await
     }
 
     /// Imports past claims from a CSV file. Returns `{"imported":n,"already":m}`.

@@ -139,6 +139,39 @@ async fn each_transition_is_audited_once_with_its_caller_on_postgres() {
     }
 }
 
+async fn a_return_has_its_reason_in_the_audit(core: &Core) {
+    let ids = campaign_with_holds(core, "demo", 600, &["ann", "bob"]).await;
+    let url = core.admin_url(&format!("/admin/v1/claims/{}/return", ids[0]));
+    let return_for = async |reason: &str, token: &str| {
+        core.client().call(Method::POST, &url, token, &json!({ "reason": reason })).await
+    };
+    return_for("Bought twice", VERA).await.refused(403, "forbidden");
+    let returned = return_for("Bought twice", OLGA).await.expect(200).json();
+    assert_eq!(returned["claim"]["status"], "returned");
+    // A repeat changes nothing, so its reason is not recorded.
+    return_for("Another reason", OLGA).await.expect(200);
+    transition(core, &ids[1], "return", OLGA).await.expect(200);
+    let listed = until_items(core, "demo", 3).await;
+    assert_eq!(claim_change(&listed[1]), ["olga", "return", &ids[0], "held", "returned"]);
+    let reasons: Vec<_> = listed.iter().map(|item| &item["reason"]).collect();
+    assert_eq!(reasons, [&Value::Null, &json!("Bought twice"), &Value::Null]);
+    let unknown = core.admin_url(&format!("/admin/v1/claims/{}/return", ids[0].replace(".ann.", ".eve.")));
+    let unknown = core.client().call(Method::POST, &unknown, OLGA, &json!({"reason": "Unknown"})).await;
+    unknown.refused(404, "claim_not_found");
+}
+
+#[tokio::test]
+async fn a_return_has_its_reason_in_the_audit_on_sqlite() {
+    a_return_has_its_reason_in_the_audit(&options().start().await).await;
+}
+
+#[tokio::test]
+async fn a_return_has_its_reason_in_the_audit_on_postgres() {
+    if let Some((core, _sql, _postgres)) = on_postgres("reasons on PostgreSQL", options()).await {
+        a_return_has_its_reason_in_the_audit(&core).await;
+    }
+}
+
 /// The next call expires holds that are due, but its caller did not cause the expiry.
 #[tokio::test]
 async fn an_expiry_is_audited_without_a_caller() {

@@ -472,8 +472,13 @@ async fn claims_are_listed_by_user_and_status() {
         core.claim("demo", user, key).await.expect(201);
     }
     let returned = claim_id("demo", "alice", "a");
-    run_against(&core, &["return", &returned]).await.ended(0);
+    run_against(&core, &["return", &returned, "--reason", "Bought twice"]).await.ended(0);
     core.sql().until("demo", 3).await;
+    eventually(SOON, || async {
+        let audit = run_against(&core, &["audit", "demo"]).await.ended(0);
+        holds(audit.out.contains("reason: Bought twice"), || audit.out)
+    })
+    .await;
     eventually(SOON, || async {
         let all = run_against(&core, &["claims", "demo", "--json"]).await.ended(0).json();
         let statuses: Vec<_> = all.as_array().unwrap().iter().map(|claim| claim["status"].clone()).collect();

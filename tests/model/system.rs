@@ -222,8 +222,9 @@ impl System {
         };
         let (core, id) = (&self.core, attempt.claim_id());
         let stores = &core.engine.stores;
-        let changed =
-            self.answered(async || stores.transition(&core.handle, &id, transition, "model").await).await;
+        let changed = self
+            .answered(async || stores.transition(&core.handle, &id, transition, "model".into()).await)
+            .await;
         self.changed();
         Ok(changed?.as_ref().map(words::transitioned))
     }

@@ -53,7 +53,7 @@ impl ClaimArgs {
     }
 }
 
-/// `claimgate confirm`, `claimgate return`, `claimgate extend`
+/// `claimgate confirm`, `claimgate extend`, and the claim of `claimgate return`
 #[derive(Debug, Args)]
 pub struct ClaimIdArgs {
     /// The claim's id
@@ -70,13 +70,6 @@ impl ClaimIdArgs {
         self.show(&core, answer).await
     }
 
-    /// Returns the claim.
-    pub async fn return_units(self) -> Result<(), CallError> {
-        let core = Core::new(&self.call)?.about(&self.claim.campaign);
-        let answer = core.call(core.internal.return_claim(&self.claim)).await?;
-        self.show(&core, answer).await
-    }
-
     /// Extends the claim's hold.
     pub async fn extend(self) -> Result<(), CallError> {
         let core = Core::new(&self.call)?.about(&self.claim.campaign);
@@ -87,6 +80,29 @@ impl ClaimIdArgs {
     async fn show(&self, core: &Core, answer: Answer<ClaimLookup>) -> Result<(), CallError> {
         let (reply, zone) = (answer.json, core.zone().await);
         show(self.call.json, &reply, || table::claim(&reply, false, &zone))
+    }
+}
+
+/// `claimgate return`
+#[derive(Debug, Args)]
+pub struct ReturnArgs {
+    #[command(flatten)]
+    returned: ClaimIdArgs,
+    /// Why the claim is returned, 1 to 200 characters: the audit records it
+    #[arg(long, value_name = "TEXT")]
+    reason: Option<String>,
+}
+
+impl ReturnArgs {
+    /// Returns the claim.
+    pub async fn run(self) -> Result<(), CallError> {
+        let ClaimIdArgs { claim, call } = &self.returned;
+        let core = Core::new(call)?.about(&claim.campaign);
+        let answer = match &self.reason {
+            Some(reason) => core.call(core.admin.return_claim(claim, reason)).await?,
+            None => core.call(core.internal.return_claim(claim)).await?,
+        };
+        self.returned.show(&core, answer).await
     }
 }
 

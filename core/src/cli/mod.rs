@@ -50,7 +50,7 @@ use capacity::CapacityArgs;
 use changes::ChangesArgs;
 use claims::ClaimsArgs;
 use client::CallError;
-use commands::{ClaimArgs, ClaimIdArgs, ReconcileArgs, TokenArgs};
+use commands::{ClaimArgs, ClaimIdArgs, ReconcileArgs, ReturnArgs, TokenArgs};
 use doctor::DoctorArgs;
 use drill::DrillArgs;
 use foreign::DropForeignArgs;
@@ -89,7 +89,7 @@ enum Command {
     /// Extend the hold of a claim
     Extend(ClaimIdArgs),
     /// Return a claim's units
-    Return(ClaimIdArgs),
+    Return(ReturnArgs),
     /// Compare Redis and SQL, and make the repairs that are safe
     Reconcile(ReconcileArgs),
     /// Report how fast a campaign's units were taken, and how many claims were refused
@@ -157,7 +157,7 @@ impl Cli {
             Command::Changes(args) => finish(runtime.block_on(args.run())),
             Command::Confirm(args) => finish(runtime.block_on(args.confirm())),
             Command::Extend(args) => finish(runtime.block_on(args.extend())),
-            Command::Return(args) => finish(runtime.block_on(args.return_units())),
+            Command::Return(args) => finish(runtime.block_on(args.run())),
             Command::Reconcile(args) => finish(runtime.block_on(args.run())),
             Command::Report(args) => finish(runtime.block_on(args.run())),
             Command::Audit(args) => finish(runtime.block_on(args.run())),

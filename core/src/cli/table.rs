@@ -200,6 +200,7 @@ pub fn audit(items: &Value, zone: &TimeZone) -> String {
         if !item["before"].is_null() {
             differences("", &item["before"], &item["after"], zone, &mut changed);
         }
+        changed.extend(item["reason"].as_str().map(|reason| format!("reason: {reason}")));
         vec![
             time(&item["at"], zone),
             text_of(&item["who"]),

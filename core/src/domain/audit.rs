@@ -27,6 +27,8 @@ pub struct AuditItem {
     /// The campaign's version after the change; `null` for other changes.
     #[schema(value_type = Option<u64>)]
     pub version: Option<Version>,
+    /// Why the caller returned the claim; `null` without a reason, and for other changes.
+    pub reason: Option<String>,
     /// The state before the change: the campaign's rules, the claim's `status` (and for `extend` its `expires_at`),
     /// the webhook or the user ids. `null` for a creation.
     #[schema(value_type = Option<Object>)]

@@ -242,6 +242,11 @@ impl Name {
     pub(crate) fn stored(text: String) -> Self {
         Self(text)
     }
+
+    /// Returns the text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
 }
 
 impl utoipa::ToSchema for Name {}

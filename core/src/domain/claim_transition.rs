@@ -4,6 +4,11 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use claimgate_shared::{Claim, Timestamp};
+use serde::Deserialize;
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::Schema;
+
+use super::campaign::Name;
 
 /// The shortest extension in milliseconds. A smaller gain changes nothing. As in `transition.lua`.
 const EXTENSION_MS_MIN: i64 = 10_000;
@@ -40,6 +45,49 @@ impl ClaimTransition {
             Self::Confirm | Self::Return => 0,
             Self::Extend { max } => u64::try_from(max.as_millis()).unwrap_or(u64::MAX),
         }
+    }
+}
+
+/// The caller who requests a transition, for the audit.
+#[derive(Debug, Clone, Copy)]
+pub struct Requester<'a> {
+    /// The name of the caller's token.
+    pub name: &'a str,
+    /// Why the caller returns the claim.
+    pub reason: Option<&'a str>,
+}
+
+impl<'a> From<&'a str> for Requester<'a> {
+    fn from(name: &'a str) -> Self {
+        Self { name, reason: None }
+    }
+}
+
+/// `POST /admin/v1/claims/{claim_id}/return`.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ClaimReturn {
+    /// Why the claim is returned; the audit records it.
+    pub reason: Reason,
+}
+
+/// A reason, with the characters of a campaign's [`Name`].
+#[derive(Debug, Deserialize)]
+#[serde(transparent)]
+pub struct Reason(Name);
+
+impl Reason {
+    /// Returns the text.
+    pub fn as_str(&self) -> &str {
+        self.0.as_str()
+    }
+}
+
+impl utoipa::ToSchema for Reason {}
+
+impl utoipa::PartialSchema for Reason {
+    fn schema() -> RefOr<Schema> {
+        <Name as utoipa::PartialSchema>::schema()
     }
 }
 

@@ -40,6 +40,8 @@ pub struct OutboxEntry {
     pub events: Vec<ClaimEvent>,
     /// The name of the caller who confirmed, returned or extended the claim; `None` for every other call.
     pub by: Option<String>,
+    /// Why the caller returned the claim, if the caller gave a reason.
+    pub reason: Option<String>,
     /// If the caller extended the claim's hold: when the hold expired before.
     pub extended_from: Option<Timestamp>,
     /// The `traceparent` of the call that wrote the entry; `None` if the call was not traced.
@@ -49,7 +51,7 @@ pub struct OutboxEntry {
 impl OutboxEntry {
     /// Creates an entry that names no caller.
     pub fn new(id: String, epoch: Epoch, count: u64, events: Vec<ClaimEvent>) -> Self {
-        Self { id, epoch, count, events, by: None, extended_from: None, trace: None }
+        Self { id, epoch, count, events, by: None, reason: None, extended_from: None, trace: None }
     }
 
     /// Returns the campaign's event count before this entry.

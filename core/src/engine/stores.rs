@@ -15,7 +15,7 @@ use crate::clock;
 use crate::domain::addition::Addition;
 use crate::domain::campaign::Campaign;
 use crate::domain::claim_record::ClaimRecord;
-use crate::domain::claim_transition::ClaimTransition;
+use crate::domain::claim_transition::{ClaimTransition, Requester};
 use crate::domain::codes::CodesOfClaim;
 use crate::domain::counters::Epoch;
 use crate::domain::high_water_mark::HighWaterMark;
@@ -76,13 +76,13 @@ impl Stores {
         Ok(decided)
     }
 
-    /// Confirms, returns or extends the claim `id` for the caller named `by`; `None` if there is no such claim.
+    /// Confirms, returns or extends the claim `id` for the caller `by`; `None` if there is no such claim.
     pub async fn transition(
         &self,
         handle: &CampaignHandle,
         id: &ClaimId,
         transition: ClaimTransition,
-        by: &str,
+        by: Requester<'_>,
     ) -> Result<Option<TransitionReply>, StoreError> {
         let trace = Trace::current().map(|trace| trace.traceparent());
         let outbox_max = self.redis.outbox_max();

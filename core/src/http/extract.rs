@@ -28,6 +28,7 @@ use super::state::AppState;
 use crate::credentials::Caller;
 use crate::domain::addition::Addition;
 use crate::domain::campaign_change::{CampaignPatch, NewCampaign};
+use crate::domain::claim_transition::ClaimReturn;
 use crate::engine::Engine;
 
 /// Marks the response to a repeated key.
@@ -134,6 +135,8 @@ impl ParseBody for Addition {
 }
 
 impl ParseBody for CampaignPatch {}
+
+impl ParseBody for ClaimReturn {}
 
 impl ParseBody for RefusalReport {}
 

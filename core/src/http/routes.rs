@@ -44,6 +44,7 @@ pub fn admin_routes() -> OpenApiRouter<AppState> {
         .routes(routes!(admin::campaigns::create))
         .routes(routes!(admin::campaigns::update))
         .routes(routes!(admin::additions::add))
+        .routes(routes!(admin::claims::return_units))
         .routes(routes!(admin::replication::show, admin::replication::change))
         .routes(routes!(admin::user_ids::show, admin::user_ids::change))
         .routes(routes!(admin::webhooks::list, admin::webhooks::create))

@@ -112,7 +112,7 @@ impl Store for Claimgate {
         let (product, handle) = (self.product().await?, self.handle().await?);
         // The same user and key give the same claim id.
         let claim = self.request(attempt)?.claim_id();
-        product.engine.stores.transition(&handle, &claim, ClaimTransition::Return, "lab").await?;
+        product.engine.stores.transition(&handle, &claim, ClaimTransition::Return, "lab".into()).await?;
         product.engine.claims.batcher.invalidate(&self.id);
         Ok(())
     }

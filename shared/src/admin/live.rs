@@ -111,6 +111,8 @@ pub struct LiveChange {
     pub claim_id: Option<String>,
     /// The webhook; `null` if the change does not concern a webhook.
     pub webhook_id: Option<String>,
+    /// Why the caller returned the claim; `null` without a reason, and for other actions.
+    pub reason: Option<String>,
     /// Units that `add` added to the total, negative if it removed them; `null` for other actions.
     pub units: Option<i64>,
 }

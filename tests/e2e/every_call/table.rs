@@ -206,6 +206,19 @@ pub const CALLS: &[Call] = &[
         ],
         ..PLAIN
     },
+    Call {
+        name: "POST /admin/v1/claims/{claim_id}/return",
+        role: Operator,
+        good: |_| (String::new(), Body::Json(json!({"reason": "Refunded order 17"}))),
+        bad: &[
+            ("{}", INVALID),
+            (r#"{"reason":""}"#, INVALID),
+            (r#"{"reason":"\u202e"}"#, INVALID),
+            (r#"{"reason":1}"#, INVALID),
+            (r#"{"reason":"x","more":1}"#, INVALID),
+        ],
+        ..PLAIN
+    },
     Call { name: "POST /admin/v1/campaigns/{id}/pause", role: Operator, ..PLAIN },
     Call { name: "POST /admin/v1/campaigns/{id}/resume", role: Operator, paused: true, ..PLAIN },
     Call { name: "POST /admin/v1/campaigns/{id}/end", role: Admin, ..PLAIN },

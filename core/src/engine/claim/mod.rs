@@ -21,7 +21,7 @@ use super::campaign::handle::CampaignHandle;
 use super::campaigns::{self, Campaigns};
 use super::error::{EngineError, StoreError};
 use crate::domain::claim_record::ClaimRecord;
-use crate::domain::claim_transition::ClaimTransition;
+use crate::domain::claim_transition::{ClaimTransition, Requester};
 use crate::domain::codes::CODES_AT_ONCE;
 use crate::domain::not_ready::NotReadyReason;
 use crate::domain::parts::parts;
@@ -143,7 +143,7 @@ impl Claims {
     /// # Errors
     /// [`EngineError::ClaimStands`] if the claim has expired, or has been returned or revoked.
     pub async fn confirm(&self, id: ClaimId, by: &str, now: Timestamp) -> Result<Claim, EngineError> {
-        taking_units(self.transition(id, ClaimTransition::Confirm, by, now).await?)
+        taking_units(self.transition(id, ClaimTransition::Confirm, by.into(), now).await?)
     }
 
     /// Extends a claim's hold at `now` for the caller named `by`, whom the audit records. A granted claim stays
@@ -154,15 +154,20 @@ impl Claims {
     /// [`EngineError::ExtendedTooOften`].
     pub async fn extend(&self, id: ClaimId, by: &str, now: Timestamp) -> Result<Claim, EngineError> {
         let extend = ClaimTransition::Extend { max: self.hold_extension_max };
-        taking_units(self.transition(id, extend, by, now).await?)
+        taking_units(self.transition(id, extend, by.into(), now).await?)
     }
 
-    /// Returns a claim's units at `now` for the caller named `by`, whom the audit records. An expired claim
-    /// stays expired, which is not an error.
+    /// Returns a claim's units at `now` for the caller `by`, whom the audit records with the reason. An expired
+    /// claim stays expired, which is not an error.
     ///
     /// # Errors
     /// [`EngineError::ClaimStands`] if the claim has been revoked.
-    pub async fn return_units(&self, id: ClaimId, by: &str, now: Timestamp) -> Result<Claim, EngineError> {
+    pub async fn return_units(
+        &self,
+        id: ClaimId,
+        by: Requester<'_>,
+        now: Timestamp,
+    ) -> Result<Claim, EngineError> {
         let claim = self.transition(id, ClaimTransition::Return, by, now).await?;
         match claim.status {
             ClaimStatus::Revoked => Err(EngineError::ClaimStands(Box::new(claim))),
@@ -174,7 +179,7 @@ impl Claims {
         &self,
         id: ClaimId,
         transition: ClaimTransition,
-        by: &str,
+        by: Requester<'_>,
         now: Timestamp,
     ) -> Result<Claim, EngineError> {
         let handle = self.handle_of_claim(&id).await?;

@@ -179,6 +179,7 @@ fn change_of(entry: AuditItem) -> LiveChange {
         campaign_id: entry.campaign_id.map(|id| id.to_string()),
         claim_id: entry.claim_id.map(|id| id.to_string()),
         webhook_id: entry.webhook_id,
+        reason: entry.reason,
         units: units.flatten(),
     }
 }

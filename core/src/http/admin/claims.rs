@@ -1,4 +1,4 @@
-//! A campaign's claims as stored in SQL: in pages, or all in one response as CSV.
+//! A campaign's claims as stored in SQL, in pages or all in one response as CSV; and the return of a claim.
 
 use std::sync::Arc;
 
@@ -7,18 +7,21 @@ use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::{IntoResponse as _, Response};
 use claimgate_shared::admin::{ClaimItem, Page};
-use claimgate_shared::{CampaignId, ClaimCode, ClaimStatus, Problem, UserId, http};
+use claimgate_shared::claim_request::ClaimLookup;
+use claimgate_shared::{CampaignId, ClaimCode, ClaimId, ClaimStatus, Problem, UserId, http};
 use serde::Deserialize;
 
 use crate::clock;
 use crate::credentials::Role;
+use crate::domain::claim_transition::{ClaimReturn, Requester};
 use crate::domain::codes::CODES_AT_ONCE;
 use crate::domain::days::day_text;
 use crate::domain::parts::parts;
 use crate::engine::{Engine, EngineError};
-use crate::http::authorization::Viewer;
+use crate::http::authorization::{Operator, Viewer};
 use crate::http::error::ApiResult;
-use crate::http::extract::{PathCampaign, json, prefers};
+use crate::http::extract::{PathCampaign, PathClaim, WithBody, json, prefers};
+use crate::http::middleware::in_time;
 use crate::http::paging::{optional, page_begin, page_size, parse_query};
 use crate::store::sql::{ClaimCursor, ClaimFilter, ClaimRow, SqlError};
 
@@ -105,6 +108,31 @@ pub async fn list(
     }
     let items: Vec<ClaimItem> = page.rows.into_iter().map(item).collect();
     json(StatusCode::OK, &Page { items, next_cursor: page.next.map(|next| next.to_string()) })
+}
+
+/// Returns a claim's units for a reason, which the audit records.
+#[utoipa::path(
+    post, path = "/admin/v1/claims/{claim_id}/return", tag = "admin", operation_id = "returnClaimForReason",
+    params(("claim_id" = ClaimId, Path)),
+    request_body = ClaimReturn,
+    responses((
+        status = 200,
+        description = "Returned; an expired claim is unchanged, and the reason of a repeated return is not recorded",
+        body = ClaimLookup,
+    )),
+    security(("adminToken" = ["operator"])),
+    extensions(("x-codes" = json!(["claim_not_found", "claim_revoked", "campaign_not_ready"]))),
+)]
+pub async fn return_units(
+    PathClaim(id): PathClaim,
+    WithBody(Operator(caller, engine), body): WithBody<Operator, ClaimReturn>,
+) -> ApiResult {
+    in_time(async {
+        let by = Requester { name: caller.name(), reason: Some(body.reason.as_str()) };
+        let claim = engine.claims.return_units(id, by, clock::now()).await?;
+        json(StatusCode::OK, &ClaimLookup { claim })
+    })
+    .await
 }
 
 /// Number of claims read in one call and held in memory. Their codes are read in parts of [`CODES_AT_ONCE`].

@@ -162,6 +162,6 @@ pub async fn extend(BackEnd(caller, engine): BackEnd, PathClaim(id): PathClaim) 
     extensions(("x-codes" = json!(["claim_not_found", "claim_revoked", "campaign_not_ready"]))),
 )]
 pub async fn return_units(BackEnd(caller, engine): BackEnd, PathClaim(id): PathClaim) -> ApiResult {
-    let claim = engine.claims.return_units(id, caller.name(), clock::now()).await?;
+    let claim = engine.claims.return_units(id, caller.name().into(), clock::now()).await?;
     json(StatusCode::OK, &ClaimLookup { claim })
 }

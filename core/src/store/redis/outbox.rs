@@ -135,8 +135,8 @@ fn entry((id, fields): &RawEntry, layout: OutboxLayout) -> Option<OutboxEntry> {
     // Entries of earlier versions have no `by`. A name that is not UTF-8 must not make the entry malformed.
     let by = field(if extended_from.is_some() { "extended_by" } else { "by" });
     let by = by.map(|name| String::from_utf8_lossy(name).into_owned());
-    let (epoch, trace) = (Epoch::new(epoch), text("traceparent"));
-    Some(OutboxEntry { id: id.clone(), epoch, count, events, by, extended_from, trace })
+    let (epoch, reason, trace) = (Epoch::new(epoch), text("reason"), text("traceparent"));
+    Some(OutboxEntry { id: id.clone(), epoch, count, events, by, reason, extended_from, trace })
 }
 
 /// Parses the events of an entry: space-separated users, and as many claims in the same order.
@@ -404,13 +404,13 @@ mod tests {
     fn an_entry_names_its_caller_and_unknown_fields_are_ignored() {
         let mut fields = vec![("head", vec![0; HEAD_BYTES]), ("users", b"alice".to_vec())];
         fields.push(("claims", claim(1, 2, 1)));
-        for (further, by) in
-            [(vec![], None), (vec![("by", b"olga".to_vec()), ("later", vec![1])], Some("olga".to_owned()))]
-        {
+        let named = vec![("by", b"olga".to_vec()), ("reason", b"refunded".to_vec()), ("later", vec![1])];
+        for (further, by, reason) in [(vec![], None, None), (named, Some("olga"), Some("refunded"))] {
             let fields = fields.iter().cloned().chain(further);
             let fields = fields.map(|(name, bytes)| (name.as_bytes().to_vec(), bytes)).collect();
             let read = entry(&("1-0".to_owned(), fields), OutboxLayout::Current).unwrap();
-            assert_eq!((read.events.len(), read.by, read.extended_from), (1, by, None));
+            assert_eq!((read.events.len(), read.extended_from), (1, None));
+            assert_eq!((read.by.as_deref(), read.reason.as_deref()), (by, reason));
         }
     }
 

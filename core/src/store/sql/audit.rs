@@ -27,6 +27,8 @@ pub(super) struct ClaimChange<'a> {
     pub revision: u64,
     pub at: Timestamp,
     pub who: &'a str,
+    /// Why the caller returned the claim.
+    pub reason: Option<&'a str>,
     pub before: ClaimStatus,
     pub after: ClaimStatus,
     /// If the claim's hold was extended: when it expired before, and when it expires now.
@@ -45,7 +47,7 @@ impl<'a> ClaimChange<'a> {
 
     fn from_event(
         campaign: &'a CampaignId,
-        entry: &OutboxEntry,
+        entry: &'a OutboxEntry,
         event: &'a ClaimEvent,
         who: &'a str,
     ) -> Self {
@@ -60,6 +62,7 @@ impl<'a> ClaimChange<'a> {
             revision: claim.revision.into(),
             at: event.updated_at,
             who,
+            reason: entry.reason.as_deref(),
             before: if was_held { ClaimStatus::Held } else { ClaimStatus::Granted },
             after: claim.status,
             extension: entry.extended_from.zip(claim.expires_at).map(|(from, to)| [from, to]),
@@ -91,6 +94,7 @@ impl<'a> ClaimChange<'a> {
             what,
             before,
             after,
+            self.reason,
         )
     }
 }
@@ -100,16 +104,20 @@ fn hold_until(expires_at: Timestamp) -> String {
     json!({ "status": ClaimStatus::Held, "expires_at": expires_at }).to_string()
 }
 
-/// The statement that writes entries to a table of claims. Existing entries stay unchanged.
+/// The statement that writes entries to a table of claims, `$own` and `$own_value` into a column that only this table
+/// has. Existing entries stay unchanged.
 macro_rules! write_claims {
-    ($table:literal) => {
+    ($table:literal, $own:literal, $own_value:literal) => {
         concat!(
             "INSERT INTO ",
             $table,
-            " (number, campaign_id, user_id, digest, epoch, revision, at, who, what, before, after) \
+            " (number, campaign_id, user_id, digest, epoch, revision, at, who, what, before, after",
+            $own,
+            ") \
              SELECT CAST(value->>0 AS BIGINT), value->>1, value->>2, value->>3, CAST(value->>4 AS BIGINT), \
-             CAST(value->>5 AS BIGINT), CAST(value->>6 AS BIGINT), value->>7, value->>8, value->>9, value->>10 \
-             FROM {rows} WHERE TRUE ON CONFLICT (campaign_id, user_id, digest, epoch, revision) DO NOTHING"
+             CAST(value->>5 AS BIGINT), CAST(value->>6 AS BIGINT), value->>7, value->>8, value->>9, value->>10",
+            $own_value,
+            " FROM {rows} WHERE TRUE ON CONFLICT (campaign_id, user_id, digest, epoch, revision) DO NOTHING"
         )
     };
 }
@@ -143,7 +151,7 @@ type Table = (&'static str, &'static str, fn(&AnyRow) -> Result<AuditItem, SqlEr
 
 const TABLES: [Table; 6] = [
     ("audit", ", version", campaign_entry),
-    ("claim_audit", ", user_id, digest", claim_entry),
+    ("claim_audit", ", user_id, digest, reason", claim_entry),
     ("extension_audit", ", user_id, digest", extension_entry),
     ("webhook_audit", ", webhook_id", webhook_entry),
     ("user_ids_audit", "", entry),
@@ -277,9 +285,10 @@ impl SqlStore {
         let numbered = (first..).zip(changes);
         let (extensions, others): (Vec<_>, Vec<_>) =
             numbered.partition(|(_, change)| change.extension.is_some());
-        for (write, of_table) in
-            [(write_claims!("claim_audit"), others), (write_claims!("extension_audit"), extensions)]
-        {
+        for (write, of_table) in [
+            (write_claims!("claim_audit", ", reason", ", value->>11"), others),
+            (write_claims!("extension_audit", "", ""), extensions),
+        ] {
             if !of_table.is_empty() {
                 let rows: Vec<_> = of_table.iter().map(|(number, change)| change.columns(*number)).collect();
                 self.with_rows(write, &rows, rows.len()).execute(&mut transaction.lease).await?;
@@ -295,7 +304,8 @@ fn campaign_entry(row: &AnyRow) -> Result<AuditItem, SqlError> {
 }
 
 fn claim_entry(row: &AnyRow) -> Result<AuditItem, SqlError> {
-    of_claim(row, shared_columns(row, |status| Ok(json!({ "status": status })))?)
+    let item = shared_columns(row, |status| Ok(json!({ "status": status })))?;
+    of_claim(row, AuditItem { reason: row.try_get("reason")?, ..item })
 }
 
 fn extension_entry(row: &AnyRow) -> Result<AuditItem, SqlError> {
@@ -336,6 +346,7 @@ fn shared_columns(row: &AnyRow, state: fn(&str) -> Result<Value, SqlError>) -> R
         claim_id: None,
         webhook_id: None,
         version: None,
+        reason: None,
         before: row.try_get::<Option<String>, _>("before")?.as_deref().map(state).transpose()?,
         after: state(&row.try_get::<String, _>("after")?)?,
     })

@@ -17,7 +17,7 @@ use super::pool::Transaction;
 use super::statements::campaign_columns;
 use super::{SqlError, SqlStore, statements};
 use crate::domain::campaign::Campaign;
-use crate::domain::claim_transition::{ClaimTransition, Extension};
+use crate::domain::claim_transition::{ClaimTransition, Extension, Requester};
 
 /// The result of a claim transition.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ const LOCK_EVICTED: &str = concat!(
 );
 
 impl SqlStore {
-    /// Confirms, returns or extends the claim `id` at `now` for the caller named `by`. The call is idempotent,
+    /// Confirms, returns or extends the claim `id` at `now` for the caller `by`. The call is idempotent,
     /// even if concurrent. A hold that is due expires instead. Changes nothing unless the campaign is evicted. A
     /// core that loads the campaign waits for this transaction; if the load came first, this transaction
     /// changes nothing.
@@ -50,7 +50,7 @@ impl SqlStore {
         &self,
         id: &ClaimId,
         transition: ClaimTransition,
-        by: &str,
+        by: Requester<'_>,
         now: Timestamp,
     ) -> Result<Transitioned, SqlError> {
         let mut transaction = self.pool.begin_at("sql:transition").await?;
@@ -79,7 +79,7 @@ impl SqlStore {
         mut transaction: Transaction,
         before: &Claim,
         after: Claim,
-        by: &str,
+        by: Requester<'_>,
         now: Timestamp,
     ) -> Result<Transitioned, SqlError> {
         let id = &before.id;
@@ -117,7 +117,8 @@ impl SqlStore {
                 epoch: unsigned(changed.try_get("epoch")?)?,
                 revision: unsigned(changed.try_get("revision")?)?,
                 at: now,
-                who: by,
+                who: by.name,
+                reason: by.reason,
                 before: before.status,
                 after: after.status,
                 extension: expiries.filter(|_| after.status == ClaimStatus::Held),

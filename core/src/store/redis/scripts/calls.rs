@@ -10,7 +10,7 @@ use super::state;
 use crate::domain::addition::Addition;
 use crate::domain::campaign::Campaign;
 use crate::domain::claim_record::{ClaimRecord, put_be};
-use crate::domain::claim_transition::ClaimTransition;
+use crate::domain::claim_transition::{ClaimTransition, Requester};
 use crate::domain::codes::CodesOfClaim;
 use crate::domain::days::TimeZone;
 use crate::store::redis::scripts::{self, Script, ScriptCall};
@@ -97,8 +97,8 @@ pub struct Transition<'a> {
     pub id: &'a ClaimId,
     /// The requested transition.
     pub transition: ClaimTransition,
-    /// The caller's name, for the audit.
-    pub by: &'a str,
+    /// The caller, for the audit.
+    pub by: Requester<'a>,
     /// Maximum number of events in the outbox; beyond it extensions are rejected.
     pub outbox_max: u64,
     /// The call's trace context, as in [`Claim`].
@@ -115,8 +115,9 @@ impl CampaignCall for Transition<'_> {
     }
 
     fn arguments(&self, call: &mut ScriptCall) {
-        call.arg(self.transition.as_str()).arg(self.id.user.as_str()).arg(&self.id.digest[..]).arg(self.by);
-        call.arg(self.transition.extension_max_ms()).arg(self.outbox_max);
+        call.arg(self.transition.as_str()).arg(self.id.user.as_str()).arg(&self.id.digest[..]);
+        call.arg(self.by.name).arg(self.transition.extension_max_ms()).arg(self.outbox_max);
+        call.arg(self.by.reason.unwrap_or_default());
         if let Some(trace) = self.trace {
             call.arg(trace);
         }
