@@ -102,6 +102,10 @@ async fn each_transition_is_audited_once_with_its_caller(core: &Core) {
         assert!(item["at"].as_str().unwrap().ends_with('Z'), "{item}");
     }
     until_items(core, "other", 2).await;
+    let of_campaigns = items(core, "claims=false").await;
+    let whats: Vec<_> = of_campaigns.iter().map(|item| [&item["campaign_id"], &item["what"]]).collect();
+    assert_eq!(whats, [[&json!("demo"), &json!("create")], [&json!("other"), &json!("create")]]);
+    assert_eq!(items(core, "campaign_id=demo&claims=true").await, demo);
     pages_miss_none(core, 7).await;
 
     // A change of the campaign is listed after the entries already read.

@@ -15,6 +15,7 @@ use crate::domain::campaign::{Campaign, Evicted};
 use crate::domain::claim_record::ClaimRecord;
 use crate::domain::not_ready::NotReadyReason;
 use crate::store::redis::scripts::replies::Counters;
+use crate::store::sql::AuditFilter;
 
 /// A campaign with its live counters.
 #[derive(Debug)]
@@ -111,15 +112,14 @@ impl Campaigns {
         Ok(CampaignList { items, next_cursor: page.last.filter(|_| page.is_full) })
     }
 
-    /// Returns up to `limit` audit entries of one campaign or of all campaigns, with numbers above `after`,
-    /// oldest first.
+    /// Returns up to `limit` audit entries that match `filter`, with numbers above `after`, oldest first.
     pub async fn audit(
         &self,
-        campaign: Option<&CampaignId>,
+        filter: AuditFilter<'_>,
         after: u64,
         limit: u32,
     ) -> Result<Vec<AuditItem>, EngineError> {
-        Ok(self.stores.sql.audit(campaign, after, limit).await?)
+        Ok(self.stores.sql.audit(filter, after, limit).await?)
     }
 
     /// Returns the campaign's rules at `version` or newer: Redis may already decide by rules that another

@@ -117,7 +117,7 @@ pub const ELSEWHERE: [(&str, &str); 14] = [
 pub const CALLS: &[Call] = &[
     Call {
         name: "GET /admin/v1/audit",
-        bad: &[("?after=x", INVALID), ("?limit=0", INVALID), ("?limit=1001", INVALID), ("?more=1", INVALID)],
+        bad: &[("?after=x", INVALID), ("?limit=0", INVALID), ("?claims=x", INVALID), ("?more=1", INVALID)],
         good: |fixture| (format!("?campaign_id={}", fixture.campaign), Body::None),
         ..PLAIN
     },

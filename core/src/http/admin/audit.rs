@@ -11,6 +11,7 @@ use crate::http::authorization::Viewer;
 use crate::http::error::{ApiResult, no_such_campaign};
 use crate::http::extract::json;
 use crate::http::paging::{optional, page_size, parse_query};
+use crate::store::sql::AuditFilter;
 
 /// The query parameters of the audit.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
@@ -20,6 +21,8 @@ pub struct AuditQuery {
     /// Only this campaign.
     #[param(value_type = Option<CampaignId>)]
     campaign_id: Option<String>,
+    /// `false`: without confirmations, returns and extensions of claims. The default is `true`.
+    claims: Option<bool>,
     /// The `next_cursor` of the previous page, or the `number` of the last item read.
     #[param(pattern = "^[0-9]{1,19}$")]
     after: Option<String>,
@@ -42,7 +45,8 @@ pub async fn list(Viewer(_, engine): Viewer, uri: Uri) -> ApiResult {
     let campaign: Option<CampaignId> = optional("campaign_id", query.campaign_id.as_deref())?;
     let after = query.after.as_deref().unwrap_or("0").parse::<u64>();
     let after = after.map_err(|_| Problem::invalid("after", "must be the number of an audit item"))?;
-    let items = engine.campaigns.audit(campaign.as_ref(), after, limit).await?;
+    let filter = AuditFilter { campaign: campaign.as_ref(), claims: query.claims.unwrap_or(true) };
+    let items = engine.campaigns.audit(filter, after, limit).await?;
     // An existing campaign has at least its creation in the audit.
     if campaign.is_some() && after == 0 && items.is_empty() {
         return Err(no_such_campaign().into());

@@ -1,7 +1,7 @@
 //! The audit: records who changed each campaign, webhook or the user ids, who confirmed, returned or extended each
 //! claim, and when.
 //!
-//! The entries of all [`TABLES`] share one numbering, in commit order.
+//! The entries of all tables share one numbering, in commit order.
 
 use std::cmp::Reverse;
 
@@ -146,13 +146,26 @@ const NUMBER: &str = "UPDATE audit SET number = met.place FROM (SELECT campaign_
     FROM audit WHERE number IS NULL ORDER BY at, campaign_id, version LIMIT $1) AS met \
     WHERE audit.campaign_id = met.campaign AND audit.version = met.made AND audit.number IS NULL";
 
+/// The entries of a list.
+#[derive(Debug, Clone, Copy)]
+pub struct AuditFilter<'a> {
+    /// Only the entries of this campaign.
+    pub campaign: Option<&'a CampaignId>,
+    /// Also the entries of claims.
+    pub claims: bool,
+}
+
 /// A table of the audit: its name, its columns besides [`SHARED`], and the function that reads a row.
 type Table = (&'static str, &'static str, fn(&AnyRow) -> Result<AuditItem, SqlError>);
 
-const TABLES: [Table; 6] = [
-    ("audit", ", version", campaign_entry),
+/// The tables with claims, one entry or more for each hold.
+const CLAIM_TABLES: [Table; 2] = [
     ("claim_audit", ", user_id, digest, reason", claim_entry),
     ("extension_audit", ", user_id, digest", extension_entry),
+];
+/// All other tables.
+const TABLES: [Table; 4] = [
+    ("audit", ", version", campaign_entry),
     ("webhook_audit", ", webhook_id", webhook_entry),
     ("user_ids_audit", "", entry),
     ("code_audit", "", entry),
@@ -187,20 +200,21 @@ async fn issue_numbers(transaction: &mut Transaction, count: usize) -> Result<i6
 }
 
 impl SqlStore {
-    /// Returns up to `limit` entries of one campaign or of all campaigns with numbers above `after`, ordered
-    /// by number.
+    /// Returns up to `limit` entries that match `filter` and have numbers above `after`, ordered by number.
     pub(crate) async fn audit(
         &self,
-        campaign: Option<&CampaignId>,
+        filter: AuditFilter<'_>,
         after: u64,
         limit: u32,
     ) -> Result<Vec<AuditItem>, SqlError> {
         let page = |table, last| {
-            let query =
-                sqlx::query(page(table, campaign)).bind(to_i64(after)).bind(last).bind(i64::from(limit));
-            campaign.iter().fold(query, |query, id| query.bind(id.as_str()))
+            let query = sqlx::query(page(table, filter.campaign))
+                .bind(to_i64(after))
+                .bind(last)
+                .bind(i64::from(limit));
+            filter.campaign.iter().fold(query, |query, id| query.bind(id.as_str()))
         };
-        let mut items = self.audited("sql:audit", page).await?;
+        let mut items = self.audited("sql:audit", filter.claims, page).await?;
         items.sort_unstable_by_key(|item| item.number);
         items.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
         Ok(items)
@@ -209,22 +223,24 @@ impl SqlStore {
     /// Returns the last `limit` entries of all campaigns, the latest first.
     pub(crate) async fn last_audit(&self, limit: u32) -> Result<Vec<AuditItem>, SqlError> {
         let page = |table, last| sqlx::query(last_of(table)).bind(last).bind(i64::from(limit));
-        let mut items = self.audited("sql:last_audit", page).await?;
+        let mut items = self.audited("sql:last_audit", true, page).await?;
         items.sort_unstable_by_key(|item| Reverse(item.number));
         items.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
         Ok(items)
     }
 
-    /// Runs the statement `page` on each table, with the last number, and returns all entries.
+    /// Runs the statement `page` on each table, on those with claims if `claims`, with the last number. Returns all
+    /// entries.
     async fn audited<'q>(
         &self,
         step: &'static str,
+        claims: bool,
         page: impl Fn(Table, i64) -> Statement<'q>,
     ) -> Result<Vec<AuditItem>, SqlError> {
         self.number_audit().await?;
         let last: i64 = self.pool.one(step, sqlx::query(LAST)).await?.try_get(0)?;
         let mut items = Vec::new();
-        for table in TABLES {
+        for table in TABLES.into_iter().chain(CLAIM_TABLES.into_iter().filter(|_| claims)) {
             let (_, _, item) = table;
             let rows = page(table, last).fetch_all(&mut self.pool.lease().await?).await?;
             for row in &rows {

@@ -70,6 +70,7 @@ use self::server::Server;
 use self::statements::Dialect;
 use self::unreadable::Unreadable;
 pub use additions::Added;
+pub use audit::AuditFilter;
 pub use campaigns::{CampaignPage, Change, Changed};
 pub use claims::{ClaimCursor, ClaimFilter, ClaimPage, ClaimRow, LoadCursor, Totals};
 pub(crate) use codes::{AddedChunk, Upload};
