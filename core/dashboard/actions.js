@@ -1,10 +1,10 @@
-// Pause, resume, add, end: confirmed in a dialog, then sent as ordinary admin API requests.
+// Pause, resume, add, end, return: confirmed in a dialog, then sent as ordinary admin API requests.
 
 import { $, fill, show, words } from "./display.js";
 
 const TIMEOUT_MS = 6000, DONE_MS = 10000;
 
-let asked; // the dialog's question: { verb, campaign, token, onUnauthorized, sending }
+let asked; // the dialog's question: { verb, campaign, claim, token, onUnauthorized, onDone, sending }
 let doneTimer;
 
 // Additions with an unknown outcome, by campaign: { units, idempotency_key }. A retry uses the same key, even after a
@@ -41,9 +41,11 @@ function settle(id, addition, { reply, answer }) {
 	storePending();
 }
 
-// Asks whether to `verb` the campaign; calls `onUnauthorized` if the token is no longer valid.
-export function ask(verb, campaign, token, onUnauthorized) {
-	asked = { verb, campaign, token, onUnauthorized, sending: false };
+// Asks whether to `verb` the campaign, or its `claim`. `caller` is { token, onUnauthorized }; `onUnauthorized` is called
+// if the token is no longer valid. Once it is done, `onDone(answer, text)` is called, by default to show the text as a
+// notice.
+export function ask(verb, { campaign, claim, onDone = (_, text) => announce(text) }, caller) {
+	asked = { verb, campaign, claim, onDone, ...caller, sending: false };
 	const previous = verb === "add" ? pending.get(campaign.id) : null;
 	$("ask-input").value = previous ? String(previous.units) : "";
 	show("ask-problem", previous ? words().inDoubt : "");
@@ -58,11 +60,13 @@ export function closeQuestion() {
 	if ($("ask").open) $("ask").close();
 }
 
+const valuesOf = ({ campaign, claim }, answer = {}) => ({ ...campaign, ...claim, ...answer, total: (answer.limits ?? campaign.limits).total });
+
 // Writes the question's texts; also called after a change of language.
 export function showQuestion() {
 	if (!asked) return;
-	const { verb, campaign, sending } = asked;
-	const values = { ...campaign, total: campaign.limits.total };
+	const { verb, sending } = asked;
+	const values = valuesOf(asked);
 	show("ask-title", fill(words()[`${verb}Title`], values));
 	show("ask-text", fill(words()[`${verb}Text`], values));
 	const label = words()[`${verb}Label`];
@@ -75,6 +79,7 @@ export function showQuestion() {
 
 function problemOfInput({ verb, campaign }, text) {
 	if (verb === "end" && text !== campaign.id) return words().idDiffers;
+	if (verb === "return" && !text) return words().reasonMissing;
 	return verb === "add" && !/^[-−+]?[1-9]\d*$/.test(text) ? words().wholeNumber : "";
 }
 
@@ -87,12 +92,17 @@ async function send() {
 	if (problem) return $("ask-input").focus();
 	question.sending = true;
 	showQuestion();
-	const addition = verb === "add" ? additionOf(campaign.id, Number(text.replace("−", "-"))) : undefined;
-	const outcome = await call(question, addition && JSON.stringify(addition));
-	if (addition) settle(campaign.id, addition, outcome);
+	const body = bodyOf(question, text);
+	const outcome = await call(question, body && JSON.stringify(body));
+	if (verb === "add") settle(campaign.id, body, outcome);
 	question.sending = false;
 	showQuestion();
 	conclude(question, outcome);
+}
+
+function bodyOf({ verb, campaign }, text) {
+	if (verb === "add") return additionOf(campaign.id, Number(text.replace("−", "-")));
+	return verb === "return" ? { reason: text } : undefined;
 }
 
 // Shows the outcome: in the dialog if it still shows this question, otherwise as a notice.
@@ -102,15 +112,16 @@ function conclude(question, { reply, answer }) {
 	if (reply?.status === 401) return onUnauthorized();
 	if (reply?.ok) {
 		if (isShown) closeQuestion();
-		return announce(fill(words()[`${verb}Done`], { ...answer, total: answer.limits.total }));
+		const status = words().statuses[answer.claim?.status];
+		return question.onDone(answer, fill(words()[`${verb}Done`], { ...valuesOf(question, answer), status }));
 	}
 	const problem = reply ? words().problems[answer.code] ?? fill(words().refusedAs, { detail: answer.detail ?? reply.status }) : words().inDoubt;
 	if (isShown) show("ask-problem", problem);
 	else announce(fill(words().problemOf, { name: campaign.name, problem }));
 }
 
-async function call({ verb, campaign, token }, body) {
-	const path = `/admin/v1/campaigns/${campaign.id}/${verb}`;
+async function call({ verb, campaign, claim, token }, body) {
+	const path = `/admin/v1/${claim ? `claims/${claim.id}` : `campaigns/${campaign.id}`}/${verb}`;
 	const headers = { Authorization: `Bearer ${token}`, ...(body && { "Content-Type": "application/json" }) };
 	try {
 		const reply = await fetch(path, { method: "POST", headers, body, signal: AbortSignal.timeout?.(TIMEOUT_MS) });

@@ -1,9 +1,10 @@
 // The table of campaigns. A campaign's row stays the same element for as long as it is shown.
 
 import { fold } from "./folds.js";
+import { hasRole } from "./roles.js";
 import { $, clock, element, fill, minute, number, rate, show, words } from "./display.js";
 
-const TREND_MAX = 60, ROLES = ["viewer", "operator", "admin"];
+const TREND_MAX = 60;
 const STATES = ["open", "sold_out", "paused", "scheduled", "ended"];
 const rows = new Map();
 
@@ -125,7 +126,7 @@ function rulesOf({ state, starts_at, ends_at, time_zone, limits }) {
 
 // Shows the buttons that the caller's role allows; core checks the role again.
 function fillButtons({ buttons, campaign, cells }, role) {
-	const may = (least) => ROLES.indexOf(role) >= ROLES.indexOf(least) && campaign.state !== "ended";
+	const may = (least) => hasRole(role, least) && campaign.state !== "ended";
 	const turn = campaign.state === "paused" ? "resume" : "pause";
 	const verbs = { turn: may("operator") && turn, add: may("operator") && campaign.limits.total !== null && "add", end: may("admin") && "end" };
 	for (const [kind, verb] of Object.entries(verbs)) {

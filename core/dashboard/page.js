@@ -138,7 +138,7 @@ function act(verb, campaign) {
 	};
 	if (verb === "report") openReport(campaign, used, onUnauthorized);
 	else if (verb === "claims") openClaims(campaign, watcher.role, used, onUnauthorized);
-	else ask(verb, campaign, used, onUnauthorized);
+	else ask(verb, { campaign }, { token: used, onUnauthorized });
 }
 
 function figure(name, value, note, tone = "") {
@@ -231,9 +231,9 @@ function renderCores() {
 function renderAudit() {
 	const said = words();
 	const did = ({ what, units }) => (units ? fill(units > 0 ? said.addedUnits : said.tookUnits, { units: Math.abs(units) }) : said.whats[what] ?? what);
-	const line = ({ at, who, campaign_id, claim_id, webhook_id, ...change }) => element("li", {},
+	const line = ({ at, who, campaign_id, claim_id, webhook_id, reason, ...change }) => element("li", {},
 		element("time", { dateTime: at, textContent: moment(at) }), " ", element("b", { textContent: who }), ` ${did(change)} `,
-		element("code", { textContent: campaign_id ?? said.allCampaigns, title: claim_id ?? webhook_id ?? "" }));
+		element("code", { textContent: campaign_id ?? said.allCampaigns, title: claim_id ?? webhook_id ?? "" }), reason ? `: ${reason}` : "");
 	replace("changes", (known.audit ?? []).map(line));
 	show("audit-note", snapshot.audit ? (known.audit.length ? "" : said.noChanges) : known.at ? fill(said.auditNote, { at: clock(known.at) }) : said.unknown);
 }

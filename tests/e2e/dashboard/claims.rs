@@ -1,10 +1,10 @@
-//! A campaign's claims in the dashboard's page: a winner is found, and what was found is saved.
+//! A campaign's claims in the dashboard's page: a winner is found, what was found is saved, and a claim is returned.
 
 use serde_json::json;
 use support::browser::{Browser, DESKTOP, TOO_FAINT};
 use support::core_client::campaign;
 
-use super::{VIEWER, in_browser, with_roles};
+use super::{OPERATOR, VIEWER, in_browser, with_roles};
 use crate::dashboard::page::{sign_in, visit};
 
 const ROWS: &str = "[...document.querySelectorAll('#claims-rows tr')].map((row) => row.querySelector('th').firstChild.data).join()";
@@ -79,6 +79,49 @@ fn a_winner_is_found_by_user_status_and_claim() {
         }
         page.assert_accessible("claims").await;
         page.press("#claims-close").await;
+        page.close().await;
+    });
+}
+
+#[test]
+fn an_operator_returns_a_claim_with_a_reason() {
+    in_browser("an_operator_returns_a_claim_with_a_reason", async {
+        let core = with_roles().start().await;
+        core.create("sale", json!({"total": 3})).await;
+        for user in ["ann", "bob"] {
+            core.claim("sale", user, "k").await.expect(201);
+        }
+        core.sql().until("sale", 2).await;
+        let page = visit(&core, "dashboard-return").await;
+        let buttons = "document.querySelectorAll('#claims-rows .return').length";
+        let note = "document.getElementById('claims-role').textContent";
+        sign_in(&page, VIEWER).await;
+        open(&page).await;
+        page.until(ROWS, "ann,bob").await;
+        assert_eq!(page.eval(buttons).await, 0);
+        assert_eq!(page.eval(note).await, "Returning a claim needs the role operator.");
+        page.press("#claims-close").await;
+        page.press("#sign-out").await;
+
+        sign_in(&page, OPERATOR).await;
+        open(&page).await;
+        page.until(buttons, 2).await;
+        assert_eq!(page.eval(note).await, "");
+        page.press("#claims-rows .return").await;
+        page.until("document.getElementById('ask-title').textContent", "Return the claim of “ann”?").await;
+        page.press("#ask-send").await;
+        let problem = "document.getElementById('ask-problem').textContent";
+        page.until(problem, "Please enter a reason.").await;
+        page.eval("document.getElementById('ask-input').value = 'Bought twice'").await;
+        page.screenshot("dashboard/claims-return").await;
+        page.press("#ask-send").await;
+        page.until(PROBLEM, "The claim of “ann” is returned.").await;
+        page.until(buttons, 1).await;
+        assert_eq!(core.campaign("sale").await["remaining"], 2);
+        page.assert_accessible("claims of an operator").await;
+        page.press("#claims-close").await;
+        let latest = "document.querySelector('#changes li').textContent";
+        page.until(&format!("{latest}.endsWith('olga returned a claim of sale: Bought twice')"), true).await;
         page.close().await;
     });
 }

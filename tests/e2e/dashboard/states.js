@@ -25,7 +25,7 @@
 	const node = (address, up = "up") => ({ address, state: up });
 	const reason = (code, count, per_s, at_edges = 0) => ({ code, count, per_s, at_edges });
 	const core = (name, more) => ({ name, version: "0.1.0", started_at: at(-7200), is_this: false, state: "up", decisions_per_s: 3120.4, ...more });
-	const change = (number, ago, who, what, campaign_id, units = null) => ({ number, at: at(-ago), who, what, campaign_id, claim_id: null, webhook_id: null, units });
+	const change = (number, ago, who, what, campaign_id, units = null) => ({ number, at: at(-ago), who, what, campaign_id, claim_id: null, webhook_id: null, reason: null, units });
 	const set = (primary, members) => ({ primary, members, joining: [], version: 4 });
 	const primary = (address, replica, keeps_up = true) => ({ primary: address, refused: null, set: set(address, [replica]), replicas: [{ replica, keeps_up }] });
 	const replicated = { replicas_min: 1, primaries: [primary("10.0.0.1:6379", "10.0.1.1:6379"), primary("10.0.0.2:6379", "10.0.1.2:6379"), primary("10.0.0.3:6379", "10.0.1.3:6379", false)], orphans: [] };
@@ -37,7 +37,7 @@
 		redis: { ...cluster, replication: { ...replicated, primaries: replicated.primaries.map((one) => ({ ...one, replicas: one.replicas.map(({ replica }) => ({ replica, keeps_up: true })) })) } },
 		sql: { kind: "PostgreSQL", state: "up" },
 		cores: [core("core-1 10.0.2.1:8080", { is_this: true }), core("core-2 10.0.2.2:8080", { decisions_per_s: 3011.9 })],
-		audit: [change(214, 20, "olga", "add", "coupon-2026", 20000), change(213, 95, "olga", "resume", "launch-day"), change(212, 190, "olga", "pause", "launch-day"), change(211, 400, "shop", "return", "members"), change(210, 4000, "ada", "update", "spring"), change(209, 90000, "admin", "create", "spring"), change(208, 91000, "admin", "webhook_create", null), change(207, 99000, "admin", "end", "winter")],
+		audit: [change(214, 20, "olga", "add", "coupon-2026", 20000), change(213, 95, "olga", "resume", "launch-day"), change(212, 190, "olga", "pause", "launch-day"), { ...change(211, 400, "olga", "return", "members"), reason: "Bought twice" }, change(210, 4000, "ada", "update", "spring"), change(209, 90000, "admin", "create", "spring"), change(208, 91000, "admin", "webhook_create", null), change(207, 99000, "admin", "end", "winter")],
 	};
 	const quiet = { campaigns: { total: 0, open: 0, claims_per_s: 0, listed: [] }, refusals: { cores: 1, by_reason: [] }, outbox: { events: 0, oldest_age_ms: 0 }, redis: { state: "up", nodes: [node("/srv/claimgate/data/redis.sock")], replication: { replicas_min: 0, primaries: [], orphans: [] } }, sql: { kind: "SQLite", state: "up" }, cores: [core("host 127.0.0.1:8080", { is_this: true, decisions_per_s: 0 })], audit: [] };
 	const away = (one) => ({ ...one, ready: false, remaining: null, taken: null, claims_per_s: null, backlog: null });
