@@ -1,8 +1,9 @@
 // Pause, resume, add, end, return: confirmed in a dialog, then sent as ordinary admin API requests.
 
+import { send } from "./calls.js";
 import { $, fill, show, words } from "./display.js";
 
-const TIMEOUT_MS = 6000, DONE_MS = 10000;
+const DONE_MS = 10000;
 
 let asked; // the dialog's question: { verb, campaign, claim, token, onUnauthorized, onDone, sending }
 let doneTimer;
@@ -83,7 +84,7 @@ function problemOfInput({ verb, campaign }, text) {
 	return verb === "add" && !/^[-−+]?[1-9]\d*$/.test(text) ? words().wholeNumber : "";
 }
 
-async function send() {
+async function submit() {
 	const question = asked;
 	const { verb, campaign } = question;
 	const text = $("ask-input").value.trim();
@@ -93,7 +94,7 @@ async function send() {
 	question.sending = true;
 	showQuestion();
 	const body = bodyOf(question, text);
-	const outcome = await call(question, body && JSON.stringify(body));
+	const outcome = await send("POST", pathOf(question), body, question);
 	if (verb === "add") settle(campaign.id, body, outcome);
 	question.sending = false;
 	showQuestion();
@@ -120,18 +121,10 @@ function conclude(question, { reply, answer }) {
 	else announce(fill(words().problemOf, { name: campaign.name, problem }));
 }
 
-async function call({ verb, campaign, claim, token }, body) {
-	const path = `/admin/v1/${claim ? `claims/${claim.id}` : `campaigns/${campaign.id}`}/${verb}`;
-	const headers = { Authorization: `Bearer ${token}`, ...(body && { "Content-Type": "application/json" }) };
-	try {
-		const reply = await fetch(path, { method: "POST", headers, body, signal: AbortSignal.timeout?.(TIMEOUT_MS) });
-		return { reply, answer: await reply.json() };
-	} catch {
-		return {};
-	}
-}
+const pathOf = ({ verb, campaign, claim }) => `/admin/v1/${claim ? `claims/${claim.id}` : `campaigns/${campaign.id}`}/${verb}`;
 
-function announce(text) {
+// Shows a notice for a while.
+export function announce(text) {
 	show("done", text);
 	clearTimeout(doneTimer);
 	doneTimer = setTimeout(() => show("done", ""), DONE_MS);
@@ -139,7 +132,7 @@ function announce(text) {
 
 $("ask-form").onsubmit = (event) => {
 	event.preventDefault();
-	if (!asked.sending) send();
+	if (!asked.sending) submit();
 };
 $("ask-cancel").onclick = closeQuestion;
 $("ask").onclose = () => { asked = null; };

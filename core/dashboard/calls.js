@@ -1,8 +1,8 @@
-// Reads from core's admin API for a dialog, and saves what was read as a file.
+// Calls core's admin API for a dialog, and saves what was read as a file.
 
 import { element } from "./display.js";
 
-const TIMEOUT_MS = 60000;
+const TIMEOUT_MS = 60000, CHANGE_TIMEOUT_MS = 6000;
 
 // Returns the body of the answer to a GET, as "json", "text" or "blob", in which a file may take its time; null if
 // there is none. `dialog` is { token, onUnauthorized }.
@@ -14,6 +14,17 @@ export async function read(path, accept, as, { token, onUnauthorized }) {
 		return reply.ok ? await reply[as]() : null;
 	} catch {
 		return null;
+	}
+}
+
+// Sends a change as JSON. Returns { reply, answer }; {} if no answer arrived in time.
+export async function send(method, path, body, { token }) {
+	const headers = { Authorization: `Bearer ${token}`, ...(body && { "Content-Type": "application/json" }) };
+	try {
+		const reply = await fetch(path, { method, headers, body: body && JSON.stringify(body), signal: AbortSignal.timeout?.(CHANGE_TIMEOUT_MS) });
+		return { reply, answer: await reply.json() };
+	} catch {
+		return {};
 	}
 }
 

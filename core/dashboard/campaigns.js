@@ -6,6 +6,8 @@ import { $, clock, element, fill, minute, number, rate, show, words } from "./di
 
 const TREND_MAX = 60;
 const STATES = ["open", "sold_out", "paused", "scheduled", "ended"];
+// The links of each campaign, besides the one to its page, and the role that each needs.
+const LINKS = [{ verb: "claims", least: "viewer" }, { verb: "report", least: "viewer" }, { verb: "edit", least: "admin" }, { verb: "clone", least: "admin" }];
 const rows = new Map();
 
 // Shows `listed` to a caller with this role, with links to the claim page if its address is known. A pressed button
@@ -23,6 +25,8 @@ export function showCampaigns(listed, { total, role, pageUrl, act }) {
 	const shown = arranged().filter(({ campaign }) => !text || `${campaign.id} ${campaign.name}`.toLowerCase().includes(text));
 	place(shown);
 	for (const row of shown) fillRow(row, role);
+	$("new").hidden = !hasRole(role, "admin");
+	show("role-note", words().roleNotes[role] ?? "");
 	showNotes(listed.filter(({ as_of }) => !as_of).length, total, shown.length, text);
 }
 
@@ -67,8 +71,8 @@ function build(id, pageUrl, act) {
 	const cell = (name, ...children) => element("td", { className: name, role: "cell" }, ...children);
 	const name = element("b"), code = element("code", { textContent: id }), rules = element("small", { className: "rules" });
 	const link = pageUrl ? element("a", { href: `${pageUrl}/?campaign=${id}`, target: "_blank", rel: "noopener" }) : "";
-	const [report, claims] = ["report", "claims"].map((kind) => element("button", { type: "button", className: `link ${kind}` }));
-	const more = element("details", { className: "fold more" }, element("summary", {}, name, code), rules, " ", link, " ", claims, " ", report);
+	const links = Object.fromEntries(LINKS.map(({ verb }) => [verb, linkButton(verb, () => act(verb, rows.get(id).campaign))]));
+	const more = element("details", { className: "fold more" }, element("summary", {}, name, code), rules, element("p", { className: "links" }, link, ...Object.values(links)));
 	fold(more);
 	const state = element("span", { className: "state" }), note = element("small");
 	const speed = element("b"), line = trendLine();
@@ -77,10 +81,8 @@ function build(id, pageUrl, act) {
 	const buttons = Object.fromEntries(["turn", "add", "end"].map((kind) => [kind, element("button", { type: "button", className: kind })]));
 	const head = element("th", { scope: "row", role: "rowheader" }, more);
 	const cells = { state: cell("", state, note), speed: cell("wide speed", speed, line), left: cell("left", left, " ", of, meter), backlog: cell("backlog", backlog), actions: cell("actions", ...Object.values(buttons)) };
-	const row = { row: element("tr", { role: "row" }, head, ...Object.values(cells)), trend: [], name, link, report, claims, rules, state, note, speed, line, left, of, meter, backlog, buttons, cells };
+	const row = { row: element("tr", { role: "row" }, head, ...Object.values(cells)), trend: [], name, link, links, rules, state, note, speed, line, left, of, meter, backlog, buttons, cells };
 	row.row.dataset.id = id;
-	report.onclick = () => act("report", row.campaign);
-	claims.onclick = () => act("claims", row.campaign);
 	buttons.turn.onclick = () => act(row.campaign.state === "paused" ? "resume" : "pause", row.campaign);
 	buttons.add.onclick = () => act("add", row.campaign);
 	buttons.end.onclick = () => act("end", row.campaign);
@@ -94,10 +96,7 @@ function fillRow(row, role) {
 	const said = words();
 	show(row.name, name);
 	if (row.link) show(row.link, said.openPage);
-	for (const kind of ["report", "claims"]) {
-		show(row[kind], said[kind]);
-		row[kind].ariaLabel = fill(said.ofCampaign, { verb: said[kind], name });
-	}
+	fillLinks(row, role);
 	show(row.rules, rulesOf(campaign));
 	show(row.state, said.states[state] ?? state);
 	row.state.dataset.state = state;
@@ -114,6 +113,18 @@ function fillRow(row, role) {
 	show(row.backlog, number(backlog));
 	for (const [kind, label] of [["speed", "claimsPerS"], ["left", "left"], ["backlog", "backlog"]]) cells[kind].dataset.label = said[label];
 	fillButtons(row, role);
+}
+
+function linkButton(verb, onclick) {
+	return element("button", { type: "button", className: `link ${verb}`, onclick });
+}
+
+function fillLinks({ links, campaign }, role) {
+	for (const { verb, least } of LINKS) {
+		show(links[verb], words()[verb]);
+		links[verb].ariaLabel = fill(words().ofCampaign, { verb: words()[verb], name: campaign.name });
+		links[verb].hidden = !hasRole(role, least);
+	}
 }
 
 // Describes when the campaign is open, and the limits per person.

@@ -5,6 +5,7 @@ import { forgetCampaigns, searchedId, showCampaigns } from "./campaigns.js";
 import { closeClaims, openClaims } from "./claims.js";
 import { drawCharts, record, redrawCharts } from "./charts.js";
 import { foldAll } from "./folds.js";
+import { closeForm, openForm, showForm } from "./form.js";
 import { closeReport, openReport, showReport } from "./report.js";
 import { follow } from "./stream.js";
 import { $, age, clock, element, fill, moment, number, rate, show, showFixedTexts, switchLanguage, words } from "./display.js";
@@ -43,6 +44,7 @@ function signOut(problem) {
 	closeQuestion();
 	closeReport();
 	closeClaims();
+	closeForm();
 	forgetCampaigns();
 	redrawCharts();
 	token = watcher = snapshot = searched = null;
@@ -101,6 +103,7 @@ function render() {
 	showFixedTexts();
 	showQuestion();
 	showReport();
+	showForm();
 	show("who", isIn ? fill(words().signedInAs, { ...watcher, role: words().roles[watcher.role] ?? watcher.role }) : "");
 	show("token-problem", isIn || !trouble ? "" : fill(words()[trouble.key], trouble));
 	show("token-send", token && !isIn && !trouble ? words().signingIn : words().signIn);
@@ -136,7 +139,8 @@ function act(verb, campaign) {
 	const onUnauthorized = () => {
 		if (token === used) signOut("withdrawn"); // unless another caller has signed in since
 	};
-	if (verb === "report") openReport(campaign, used, onUnauthorized);
+	if (["create", "edit", "clone"].includes(verb)) openForm(verb, campaign, { token: used, onUnauthorized });
+	else if (verb === "report") openReport(campaign, used, onUnauthorized);
 	else if (verb === "claims") openClaims(campaign, watcher.role, used, onUnauthorized);
 	else ask(verb, { campaign }, { token: used, onUnauthorized });
 }
@@ -252,6 +256,7 @@ $("lang").onclick = () => {
 	redrawCharts();
 	render();
 };
+$("new").onclick = () => act("create");
 $("find").oninput = () => {
 	searchedAt = 0;
 	searched = null;

@@ -306,6 +306,8 @@ impl Browser {
         let is_of_site = |url: &String| !site.is_empty() && url.starts_with(&format!("{site}/"));
         let others: Vec<_> = requested
             .iter()
+            // The browser's own icons, such as those of fields for times, are `data:` URLs.
+            .filter(|(_, url)| !url.starts_with("data:"))
             .filter(|(page, url)| !url.starts_with(&origin) && !is_of_site(url) && !is_of_site(page))
             .collect();
         assert_eq!(others, Vec::<&(String, String)>::new(), "requests to hosts other than {origin}");

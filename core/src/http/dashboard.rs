@@ -19,7 +19,7 @@ macro_rules! file {
     };
 }
 
-const FILES: [(&str, &str, &str); 17] = [
+const FILES: [(&str, &str, &str); 19] = [
     file!("/", "index.html", "text/html; charset=utf-8"),
     file!("/favicon.svg", "favicon.svg", "image/svg+xml"),
     file!("/dashboard/page.css", "page.css", "text/css; charset=utf-8"),
@@ -32,6 +32,8 @@ const FILES: [(&str, &str, &str); 17] = [
     file!("/dashboard/calls.js", "calls.js", "text/javascript; charset=utf-8"),
     file!("/dashboard/claims.js", "claims.js", "text/javascript; charset=utf-8"),
     file!("/dashboard/report.js", "report.js", "text/javascript; charset=utf-8"),
+    file!("/dashboard/fields.js", "fields.js", "text/javascript; charset=utf-8"),
+    file!("/dashboard/form.js", "form.js", "text/javascript; charset=utf-8"),
     file!("/dashboard/roles.js", "roles.js", "text/javascript; charset=utf-8"),
     file!("/dashboard/folds.js", "folds.js", "text/javascript; charset=utf-8"),
     file!("/dashboard/charts.js", "charts.js", "text/javascript; charset=utf-8"),

@@ -53,7 +53,7 @@ const EMPTY_SPACE: &str = r"(() => {
 const LENGTH_MAX: u64 = 1_900;
 
 /// Each state, with an expression and its value once the state is shown.
-const STATES: [(&str, &str, &str); 12] = [
+const STATES: [(&str, &str, &str); 13] = [
     ("sign-in", "document.body.dataset.view", "sign-in"),
     ("empty", CONNECTION, "live"),
     ("load", CONNECTION, "live"),
@@ -66,6 +66,7 @@ const STATES: [(&str, &str, &str); 12] = [
     ("lost", CONNECTION, "lost"),
     ("ask-add", CONNECTION, "live"),
     ("ask-end", CONNECTION, "live"),
+    ("form", CONNECTION, "live"),
 ];
 
 /// Expression for the number of charts that have labels.
@@ -91,6 +92,9 @@ fn each_state_fits_every_width_in_both_languages() {
             }
             if let Some(verb) = state.strip_prefix("ask-") {
                 page.press(&format!("[data-id=launch-day] .{verb}")).await;
+            }
+            if state == "form" {
+                page.press("#new").await;
             }
             wrong.extend(find_layout_faults(&page, state).await);
         }

@@ -2,6 +2,7 @@
 
 mod claims;
 mod files;
+mod form;
 mod layout;
 mod live;
 mod page;

@@ -530,6 +530,7 @@ fn a_screen_reader_can_read_the_dashboard() {
                 "claims-problem",
                 "connection",
                 "done",
+                "edit-problem",
                 "none",
                 "report-problem",
                 "token-problem"

@@ -53,6 +53,7 @@
 		lost: load,
 		"ask-end": load,
 		"ask-add": load,
+		form: load,
 	};
 	const snapshot = states[state];
 	window.following = state === "sign-in" ? null : state;
