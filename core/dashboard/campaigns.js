@@ -7,7 +7,7 @@ import { $, clock, element, fill, minute, number, rate, show, words } from "./di
 const TREND_MAX = 60;
 const STATES = ["open", "sold_out", "paused", "scheduled", "ended"];
 // The links of each campaign, besides the one to its page, and the role that each needs.
-const LINKS = [{ verb: "claims", least: "viewer" }, { verb: "report", least: "viewer" }, { verb: "edit", least: "admin" }, { verb: "clone", least: "admin" }];
+const LINKS = [{ verb: "claims", least: "viewer" }, { verb: "report", least: "viewer" }, { verb: "history", least: "viewer" }, { verb: "edit", least: "admin" }, { verb: "clone", least: "admin" }];
 const rows = new Map();
 
 // Shows `listed` to a caller with this role, with links to the claim page if its address is known. A pressed button

@@ -38,6 +38,8 @@ export const clock = (time) => new Date(time).toLocaleTimeString(words().tag, { 
 const isToday = (time) => new Date(time).toDateString() === new Date().toDateString();
 // Formats a time set by a person, to the minute.
 export const minute = (time) => new Date(time).toLocaleString(words().tag, { ...(isToday(time) ? {} : { month: "short", day: "numeric" }), hour: "2-digit", minute: "2-digit", hour12: false });
+// Formats a time such that different times have different texts.
+export const exact = (time) => new Date(time).toLocaleString(words().tag, { year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit", ...(new Date(time).getMilliseconds() && { fractionalSecondDigits: 3 }), hour12: false });
 export const moment = (time) => isToday(time) ? clock(time) : new Date(time).toLocaleString(words().tag, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hour12: false });
 
 export function age(ms) {

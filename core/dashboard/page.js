@@ -6,6 +6,7 @@ import { closeClaims, openClaims } from "./claims.js";
 import { drawCharts, record, redrawCharts } from "./charts.js";
 import { foldAll } from "./folds.js";
 import { closeForm, openForm, showForm } from "./form.js";
+import { closeHistory, openHistory, showHistory } from "./history.js";
 import { closeReport, openReport, showReport } from "./report.js";
 import { follow } from "./stream.js";
 import { $, age, clock, element, fill, moment, number, rate, show, showFixedTexts, switchLanguage, words } from "./display.js";
@@ -45,6 +46,7 @@ function signOut(problem) {
 	closeReport();
 	closeClaims();
 	closeForm();
+	closeHistory();
 	forgetCampaigns();
 	redrawCharts();
 	token = watcher = snapshot = searched = null;
@@ -104,6 +106,7 @@ function render() {
 	showQuestion();
 	showReport();
 	showForm();
+	showHistory();
 	show("who", isIn ? fill(words().signedInAs, { ...watcher, role: words().roles[watcher.role] ?? watcher.role }) : "");
 	show("token-problem", isIn || !trouble ? "" : fill(words()[trouble.key], trouble));
 	show("token-send", token && !isIn && !trouble ? words().signingIn : words().signIn);
@@ -140,6 +143,7 @@ function act(verb, campaign) {
 		if (token === used) signOut("withdrawn"); // unless another caller has signed in since
 	};
 	if (["create", "edit", "clone"].includes(verb)) openForm(verb, campaign, { token: used, onUnauthorized });
+	else if (verb === "history") openHistory(campaign, { token: used, onUnauthorized });
 	else if (verb === "report") openReport(campaign, used, onUnauthorized);
 	else if (verb === "claims") openClaims(campaign, watcher.role, used, onUnauthorized);
 	else ask(verb, { campaign }, { token: used, onUnauthorized });

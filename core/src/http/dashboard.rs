@@ -19,7 +19,7 @@ macro_rules! file {
     };
 }
 
-const FILES: [(&str, &str, &str); 19] = [
+const FILES: [(&str, &str, &str); 20] = [
     file!("/", "index.html", "text/html; charset=utf-8"),
     file!("/favicon.svg", "favicon.svg", "image/svg+xml"),
     file!("/dashboard/page.css", "page.css", "text/css; charset=utf-8"),
@@ -34,6 +34,7 @@ const FILES: [(&str, &str, &str); 19] = [
     file!("/dashboard/report.js", "report.js", "text/javascript; charset=utf-8"),
     file!("/dashboard/fields.js", "fields.js", "text/javascript; charset=utf-8"),
     file!("/dashboard/form.js", "form.js", "text/javascript; charset=utf-8"),
+    file!("/dashboard/history.js", "history.js", "text/javascript; charset=utf-8"),
     file!("/dashboard/roles.js", "roles.js", "text/javascript; charset=utf-8"),
     file!("/dashboard/folds.js", "folds.js", "text/javascript; charset=utf-8"),
     file!("/dashboard/charts.js", "charts.js", "text/javascript; charset=utf-8"),

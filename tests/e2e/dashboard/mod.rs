@@ -3,6 +3,7 @@
 mod claims;
 mod files;
 mod form;
+mod history;
 mod layout;
 mod live;
 mod page;

@@ -457,8 +457,8 @@ fn the_dashboard_is_usable_by_keyboard() {
         page.key(ENTER).await;
         page.until(FOCUS, "board").await;
         page.until(&cell("keys", ".left b"), "10").await;
-        // The tables of two charts, the search field, then the campaign's claims, its report and its first change.
-        for focused in ["SUMMARY", "SUMMARY", "INPUT", "BUTTON", "BUTTON", "BUTTON"] {
+        // The tables of two charts, the search field, then the campaign's claims, report, history and first change.
+        for focused in ["SUMMARY", "SUMMARY", "INPUT", "BUTTON", "BUTTON", "BUTTON", "BUTTON"] {
             page.key(TAB).await;
             assert_eq!(page.eval("document.activeElement.tagName").await, focused);
             assert_eq!(page.eval("getComputedStyle(document.activeElement).outlineStyle").await, "solid");
@@ -531,6 +531,7 @@ fn a_screen_reader_can_read_the_dashboard() {
                 "connection",
                 "done",
                 "edit-problem",
+                "history-problem",
                 "none",
                 "report-problem",
                 "token-problem"
