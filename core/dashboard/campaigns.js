@@ -6,8 +6,11 @@ import { $, clock, element, fill, minute, number, rate, show, words } from "./di
 
 const TREND_MAX = 60;
 const STATES = ["open", "sold_out", "paused", "scheduled", "ended"];
-// The links of each campaign, besides the one to its page, and the role that each needs.
-const LINKS = [{ verb: "claims", least: "viewer" }, { verb: "report", least: "viewer" }, { verb: "history", least: "viewer" }, { verb: "edit", least: "admin" }, { verb: "clone", least: "admin" }];
+// The links of each campaign, besides the one to its page, and the role that each needs; `isFor`: only for such campaigns.
+const LINKS = [
+	{ verb: "claims", least: "viewer" }, { verb: "report", least: "viewer" }, { verb: "history", least: "viewer" }, { verb: "edit", least: "admin" }, { verb: "clone", least: "admin" },
+	{ verb: "archive", least: "admin", isFor: ({ state, archived }) => state === "ended" && !archived }, { verb: "unarchive", least: "admin", isFor: ({ archived }) => archived },
+];
 const rows = new Map();
 
 // Shows `listed` to a caller with this role, with links to the claim page if its address is known. A pressed button
@@ -92,7 +95,7 @@ function build(id, pageUrl, act) {
 
 function fillRow(row, role) {
 	const { campaign, cells } = row;
-	const { name, state, remaining, limits, claims_per_s, backlog, ready, import_unfinished, claims_without_codes, as_of } = campaign;
+	const { name, state, remaining, limits, claims_per_s, backlog, ready, import_unfinished, claims_without_codes, as_of, archived } = campaign;
 	const said = words();
 	show(row.name, name);
 	if (row.link) show(row.link, said.openPage);
@@ -101,7 +104,7 @@ function fillRow(row, role) {
 	show(row.state, said.states[state] ?? state);
 	row.state.dataset.state = state;
 	const isOver = state === "ended" && remaining === null;
-	show(row.note, import_unfinished ? said.importing : !ready && !isOver ? said.notReady : as_of ? fill(said.notLive, { at: clock(as_of) }) : claims_without_codes ? fill(said.withoutCodes, { claims_without_codes }) : "");
+	show(row.note, import_unfinished ? said.importing : !ready && !isOver ? said.notReady : as_of ? fill(archived ? said.archived : said.notLive, { at: clock(as_of) }) : claims_without_codes ? fill(said.withoutCodes, { claims_without_codes }) : "");
 	row.row.classList.toggle("unknown", !ready);
 	show(row.speed, rate(claims_per_s));
 	drawTrend(row.line, row.trend);
@@ -120,10 +123,10 @@ function linkButton(verb, onclick) {
 }
 
 function fillLinks({ links, campaign }, role) {
-	for (const { verb, least } of LINKS) {
+	for (const { verb, least, isFor = () => true } of LINKS) {
 		show(links[verb], words()[verb]);
 		links[verb].ariaLabel = fill(words().ofCampaign, { verb: words()[verb], name: campaign.name });
-		links[verb].hidden = !hasRole(role, least);
+		links[verb].hidden = !hasRole(role, least) || !isFor(campaign);
 	}
 }
 

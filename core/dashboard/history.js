@@ -63,7 +63,8 @@ function unitsOf({ what, before, after }) {
 
 // Describes how the total came about: at the creation, by all changes since, and now.
 function sumsOf(items) {
-	const rises = items.filter(({ before }) => before).map(({ before, after }) => totalOf(after) - totalOf(before));
+	const isLimited = ({ before, after }) => totalOf(before) !== null && totalOf(after) !== null;
+	const rises = items.filter(isLimited).map(({ before, after }) => totalOf(after) - totalOf(before));
 	const sum = (of) => rises.filter(of).reduce((all, one) => all + Math.abs(one), 0);
 	const total = (rules) => (totalOf(rules) === null ? words().unlimited : number(totalOf(rules)));
 	const last = items.findLast(({ after }) => after.limits);

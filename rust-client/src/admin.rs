@@ -165,6 +165,19 @@ impl Admin {
         self.post(&format!("/campaigns/{id}/end")).await
     }
 
+    /// Archives an ended campaign.
+    ///
+    /// # Errors
+    /// `campaign_open` if the campaign has not ended.
+    pub async fn archive(&self, id: &CampaignId) -> Result<Answer<AdminView>, Error> {
+        self.post(&format!("/campaigns/{id}/archive")).await
+    }
+
+    /// Lists an archived campaign again.
+    pub async fn unarchive(&self, id: &CampaignId) -> Result<Answer<AdminView>, Error> {
+        self.post(&format!("/campaigns/{id}/unarchive")).await
+    }
+
     /// Returns a claim's units. The audit records the `reason` of 1 to 200 characters.
     ///
     /// # Errors

@@ -98,11 +98,12 @@ pub struct Sql {
 }
 
 /// Tables of claims and campaigns; referenced tables come first.
-const TABLES: [&str; 12] = [
+const TABLES: [&str; 13] = [
     "campaigns",
     "claims",
     "codes",
     "code_audit",
+    "archive_audit",
     "audit",
     "claim_audit",
     "extension_audit",

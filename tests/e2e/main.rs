@@ -9,6 +9,7 @@ mod admin;
 mod alarm_rules;
 mod apply;
 mod architecture;
+mod archive;
 mod audit;
 mod bad_calls;
 mod bad_campaigns;

@@ -26,6 +26,7 @@ const NOT_REACHED: &[(&str, &str)] = &[
     ("sql:codes_of.codes", "as above"),
     ("sql:audit_codes_read", "records who read codes"),
     ("sql:campaigns", "lists of campaigns, which change nothing"),
+    ("sql:set_archived", "changes only whether lists leave the campaign out"),
     ("sql:audit", "a list of changes, which only assigns numbers to them"),
     ("sql:last_audit", "as above, for the dashboard"),
     ("sql:feed", "reads of the feed, which change nothing"),

@@ -69,8 +69,9 @@ impl World {
 
     /// Removes a campaign from Redis and SQL, so that the next schedule reads only its own campaign from SQL.
     pub async fn remove(&self, id: &str) {
-        let of_campaign = ["claims", "codes", "claim_audit", "extension_audit", "audit", "additions"]
-            .map(|table| format!("{table} WHERE campaign_id"));
+        let of_campaign =
+            ["claims", "codes", "claim_audit", "extension_audit", "archive_audit", "audit", "additions"]
+                .map(|table| format!("{table} WHERE campaign_id"));
         for table in of_campaign.into_iter().chain(["campaigns WHERE id".to_owned()]) {
             self.sql.run(format!("DELETE FROM {table} = '{id}'")).await;
         }

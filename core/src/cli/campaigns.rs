@@ -30,7 +30,7 @@ use crate::domain::days::TimeZone;
 pub enum CampaignCommand {
     /// Create a campaign; also succeeds if an identical one exists
     Create(Box<CreateArgs>),
-    /// List all campaigns except those of drills
+    /// List all campaigns except those of drills and archived ones
     List(ListArgs),
     /// Show a campaign with its live counters
     Show(IdArgs),
@@ -46,6 +46,10 @@ pub enum CampaignCommand {
     Resume(IdArgs),
     /// End a campaign permanently
     End(EndArgs),
+    /// Archive an ended campaign: lists leave it out
+    Archive(IdArgs),
+    /// List an archived campaign again
+    Unarchive(IdArgs),
     /// Import past claims from a CSV file; the campaign must be scheduled or paused
     Import(ImportArgs),
     /// Add codes to a campaign with codes, or count them
@@ -65,7 +69,7 @@ pub struct IdArgs {
 /// `claimgate campaign list`
 #[derive(Debug, Args)]
 pub struct ListArgs {
-    /// Include the scratch campaigns of `claimgate drill`
+    /// Include archived campaigns and the scratch campaigns of `claimgate drill`
     #[arg(long)]
     all: bool,
     #[command(flatten)]
@@ -251,6 +255,8 @@ impl CampaignCommand {
             Self::Pause(args) => args.run(async |core, id| core.admin.pause(id).await).await,
             Self::Resume(args) => args.run(async |core, id| core.admin.resume(id).await).await,
             Self::End(args) => args.run().await,
+            Self::Archive(args) => args.run(async |core, id| core.admin.archive(id).await).await,
+            Self::Unarchive(args) => args.run(async |core, id| core.admin.unarchive(id).await).await,
             Self::Import(args) => args.run().await,
             Self::Codes(command) => command.run().await,
         }
@@ -281,18 +287,26 @@ impl ListArgs {
     async fn run(self) -> Result<(), CallError> {
         let core = Core::new(&self.call)?;
         let mut campaigns = core.call(core.admin.campaigns()).await?.json;
-        let mut drills = 0;
+        let mut left_out = Vec::new();
         if let Some(all) = campaigns.as_array_mut().filter(|_| !self.all) {
-            let before = all.len();
-            all.retain(|campaign| !is_drill(campaign));
-            drills = before - all.len();
+            let is_archived = |campaign: &Value| campaign["archived"] == Value::Bool(true);
+            for (what, count) in [("drill", remove(all, is_drill)), ("archived", remove(all, is_archived))] {
+                left_out.extend((count > 0).then(|| format!("{what} campaigns not listed: {count}")));
+            }
         }
         show::<CallError>(self.call.json, &campaigns, || table::campaigns(&campaigns))?;
-        if drills > 0 {
-            say(&format_args!("drill campaigns not listed: {drills}; use --all to list them"));
+        if !left_out.is_empty() {
+            say(&format_args!("{}; use --all to list them", left_out.join(", ")));
         }
         Ok(())
     }
+}
+
+/// Removes the campaigns for which `is_hidden` holds; returns how many.
+fn remove(campaigns: &mut Vec<Value>, is_hidden: impl Fn(&Value) -> bool) -> usize {
+    let before = campaigns.len();
+    campaigns.retain(|campaign| !is_hidden(campaign));
+    before - campaigns.len()
 }
 
 fn is_drill(campaign: &Value) -> bool {

@@ -56,6 +56,9 @@ pub fn campaign(campaign: &Value) -> String {
         ("waiting for SQL", text_or(&campaign["backlog"], "unknown")),
         ("version", text_of(&campaign["version"])),
     ];
+    if campaign["archived"] == Value::Bool(true) {
+        rows.push(("archived", "yes".to_owned()));
+    }
     // Only the response to an addition has a key.
     if let Some(key) = campaign.get("idempotency_key") {
         rows.push(("key", text_of(key)));

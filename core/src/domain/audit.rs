@@ -13,9 +13,9 @@ pub struct AuditItem {
     pub at: Timestamp,
     /// The name of the admin's or back end's token; `admin` for the token without a name.
     pub who: String,
-    /// `create`, `update`, `add`, `codes`, `pause`, `resume`, `end` or `import`, or `codes_read`; for a claim
-    /// `confirm`, `return` or `extend`; for a webhook `webhook_create`, `webhook_delete`, `webhook_enable`,
-    /// `webhook_disable` or `webhook_rotate_secret`; for the user ids `user_ids_pin` or `user_ids_set`.
+    /// `create`, `update`, `add`, `codes`, `pause`, `resume`, `end` or `import`, or without a change of its rules
+    /// `codes_read`, `archive` or `unarchive`; for a claim `confirm`, `return` or `extend`; for a webhook
+    /// `webhook_create`, `webhook_delete`, `webhook_enable`, `webhook_disable` or `webhook_rotate_secret`; for the user ids `user_ids_pin` or `user_ids_set`.
     pub what: String,
     /// The campaign that was changed, or to which the claim or webhook belongs; `null` for a webhook that
     /// covers all campaigns, and for the user ids.

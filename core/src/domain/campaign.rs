@@ -66,6 +66,9 @@ pub struct Campaign {
     /// The digest of the file whose import is unfinished. Until then the campaign is evicted, and no claim is
     /// decided.
     pub unfinished_import: Option<String>,
+    /// Whether an admin has archived the campaign. The mark counts only while the campaign is ended, see
+    /// [`Self::is_archived`].
+    pub archived: bool,
 }
 
 /// The rules that Redis applies: all of a campaign's rules except the name and the time zone.
@@ -199,6 +202,11 @@ impl Campaign {
                 self.window.ends_at().filter(|end| *end <= now).map(|end| end.max(self.changed_at))
             }
         }
+    }
+
+    /// Returns whether lists leave the campaign out at `now`.
+    pub fn is_archived(&self, now: Timestamp) -> bool {
+        self.archived && self.ended_at(now).is_some()
     }
 
     /// Returns whether `other` has the same rules for claims.

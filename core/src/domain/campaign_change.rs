@@ -88,6 +88,7 @@ impl NewCampaign {
             changed_at: now,
             evicted: None,
             unfinished_import: None,
+            archived: false,
         })
     }
 

@@ -144,6 +144,21 @@ impl CampaignChanges {
         self.apply(written(changed, change)?, None).await
     }
 
+    /// Archives an ended campaign, or lists it again. Succeeds if nothing changes.
+    ///
+    /// # Errors
+    /// [`EngineError::CampaignNotEndedYet`], or a store's error; the change may have been made then.
+    pub async fn set_archived(
+        &self,
+        id: &CampaignId,
+        archived: bool,
+        change: Change<'_>,
+    ) -> Result<(), EngineError> {
+        let changed = self.campaigns.stores.sql.set_archived(id, archived, change).await?;
+        self.campaigns.registry.update(written(changed, change)?);
+        Ok(())
+    }
+
     /// Adds units to a campaign's total, once per idempotency key. The new total applies from the next
     /// decision on.
     ///
@@ -386,6 +401,7 @@ fn written(changed: Option<Changed>, change: Change<'_>) -> Result<Campaign, Eng
         Some(Changed::Conflict(now)) => Err(EngineError::VersionConflict(now.version)),
         Some(Changed::ImportUnfinished) => Err(EngineError::ImportUnfinished),
         Some(Changed::Ended) => Err(EngineError::CampaignEnded),
+        Some(Changed::NotEnded) => Err(EngineError::CampaignNotEndedYet),
         Some(Changed::Forgotten) => Err(StoreError::not_ready(NotReadyReason::Forgotten).into()),
         Some(Changed::UserIdsChanged(pinned)) => Err(EngineError::Invalid(over_for_good(pinned))),
         None => Err(EngineError::CampaignNotFound),

@@ -152,6 +152,9 @@ pub enum EngineError {
     /// Claims may be decided on the campaign now.
     #[error("the campaign is open")]
     CampaignOpen,
+    /// Only an ended campaign can be archived.
+    #[error("the campaign has not ended")]
+    CampaignNotEndedYet,
     /// The user ids cannot be changed while this campaign has not ended.
     #[error("the campaign {0} has not ended")]
     CampaignNotEnded(CampaignId),

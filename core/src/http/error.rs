@@ -96,6 +96,11 @@ fn redis_reason(error: &RedisStoreError) -> &'static str {
     }
 }
 
+fn not_ended_yet() -> Problem {
+    let detail = "the campaign has not ended: end it, or wait for its end, and archive it then";
+    Problem::new(Code::CampaignOpen, detail)
+}
+
 fn problem(error: EngineError) -> Problem {
     match error {
         EngineError::CampaignNotFound => no_such_campaign(),
@@ -123,6 +128,7 @@ fn problem(error: EngineError) -> Problem {
             Code::CampaignOpen,
             "past claims can only be imported while the campaign is scheduled or paused",
         ),
+        EngineError::CampaignNotEndedYet => not_ended_yet(),
         EngineError::CampaignNotEnded(campaign) => Problem::new(
             Code::CampaignOpen,
             format!(

@@ -31,6 +31,8 @@ pub fn admin_routes() -> OpenApiRouter<AppState> {
         .routes(routes!(admin::campaigns::pause))
         .routes(routes!(admin::campaigns::resume))
         .routes(routes!(admin::campaigns::end))
+        .routes(routes!(admin::campaigns::archive))
+        .routes(routes!(admin::campaigns::unarchive))
         .routes(routes!(admin::claims::list))
         .routes(routes!(admin::audit::list))
         .routes(routes!(admin::live::watch))

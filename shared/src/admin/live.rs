@@ -27,7 +27,7 @@ pub struct LiveSnapshot {
     pub audit: Option<Vec<LiveChange>>,
 }
 
-/// The campaigns that are not evicted.
+/// The campaigns that are neither evicted nor archived.
 #[derive(Debug, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LiveCampaigns {

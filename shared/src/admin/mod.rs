@@ -42,6 +42,9 @@ pub struct AdminView {
     pub backlog: Option<u64>,
     /// Whether an import of past claims is unfinished. No claim is decided until the same file completes it.
     pub import_unfinished: bool,
+    /// Whether the campaign has ended and is archived.
+    #[serde(default)]
+    pub archived: bool,
 }
 
 /// A claim in a list.

@@ -1,5 +1,6 @@
 //! The dashboard: its event stream, and its page in a real browser with a real core.
 
+mod archived;
 mod claims;
 mod files;
 mod form;

@@ -29,6 +29,12 @@ impl Fixture {
         if call.paused {
             core.set_admin_state(&name, "pause").await.expect(200);
         }
+        if call.template().ends_with("archive") {
+            core.set_admin_state(&name, "end").await.expect(200);
+        }
+        if call.template().ends_with("/unarchive") {
+            core.admin_post(&format!("/admin/v1/campaigns/{name}/archive")).await.expect(200);
+        }
         if call.template().ends_with("/extend") {
             core.patch(&name, json!({"hold_seconds": HOLD_S_PROLONGED})).await.expect(200);
         }
@@ -114,7 +120,7 @@ impl Fixture {
             "campaign": {
                 "name": if view["name"] == self.campaign { json!("its id") } else { view["name"].clone() },
                 "limits": view["limits"], "state": view["state"], "version": view["version"],
-                "remaining": core.campaign(&self.campaign).await["remaining"],
+                "remaining": core.campaign(&self.campaign).await["remaining"], "archived": view["archived"],
             },
             "another": core.admin_get(&format!("/admin/v1/campaigns/{}", self.another_id())).await.status,
             "claims": claims,

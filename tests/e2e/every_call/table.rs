@@ -222,6 +222,8 @@ pub const CALLS: &[Call] = &[
     Call { name: "POST /admin/v1/campaigns/{id}/pause", role: Operator, ..PLAIN },
     Call { name: "POST /admin/v1/campaigns/{id}/resume", role: Operator, paused: true, ..PLAIN },
     Call { name: "POST /admin/v1/campaigns/{id}/end", role: Admin, ..PLAIN },
+    Call { name: "POST /admin/v1/campaigns/{id}/archive", role: Admin, ..PLAIN },
+    Call { name: "POST /admin/v1/campaigns/{id}/unarchive", role: Admin, ..PLAIN },
     Call { name: "POST /admin/v1/campaigns/{id}/warm-up", role: Admin, ..PLAIN },
     Call { name: "GET /admin/v1/campaigns/{id}/reconciliation", ..PLAIN },
     Call { name: "POST /admin/v1/campaigns/{id}/reconciliation", role: Admin, ..PLAIN },

@@ -370,6 +370,32 @@ impl CampaignHandle {
         };
         if order.is_gt() || (order.is_eq() && units_returned()) {
             *rules = Arc::new(campaign);
+        } else if order.is_eq() && campaign.archived != rules.archived {
+            // Archiving raises neither of them. This row may be the older one, so only the mark is copied. An
+            // outdated mark lasts until the refresher reads or forgets the campaign.
+            *rules = Arc::new(Campaign { archived: campaign.archived, ..(**rules).clone() });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::campaign::Evicted;
+    use crate::domain::campaign_change::NewCampaign;
+
+    #[test]
+    fn an_older_row_changes_at_most_the_archive_mark() {
+        let new = NewCampaign::parse(br#"{"id":"c","name":"x","starts_at":"2026-01-01T00:00:00Z"}"#).unwrap();
+        let row = |taken, archived| {
+            let campaign = new.clone().created_at(crate::clock::now()).unwrap();
+            Campaign { evicted: Some(Evicted { taken, sequence: 10 }), archived, ..campaign }
+        };
+        let handle = CampaignHandle::new(row(10, false), Arc::default());
+        let mark_and_taken = || (handle.campaign().archived, handle.campaign().evicted.unwrap().taken);
+        handle.update(row(9, true));
+        assert_eq!(mark_and_taken(), (true, 9));
+        handle.update(row(10, false));
+        assert_eq!(mark_and_taken(), (false, 9), "a returned unit stays returned");
     }
 }

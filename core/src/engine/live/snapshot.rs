@@ -86,6 +86,8 @@ impl Observer {
         let (_, replication, sql) =
             tokio::join!(samples, replication, read_sql(&mut self.reading, &self.stores.sql, &self.health));
         let now = clock::now();
+        // Archived campaigns are sampled for their events, but not listed.
+        campaigns.retain(|handle| !handle.campaign().is_archived(now));
         let mut listed = self.samples.listed(&campaigns, now);
         let (others, audit) = match sql {
             Some(sql) => {

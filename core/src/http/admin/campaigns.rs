@@ -34,6 +34,7 @@ fn view(status: CampaignStatus) -> AdminView {
         epoch: rules.epoch.get(),
         backlog: counters.map(|now| now.backlog),
         import_unfinished: rules.unfinished_import.is_some(),
+        archived: rules.is_archived(now),
     }
 }
 
@@ -159,6 +160,42 @@ pub async fn resume(Operator(caller, engine): Operator, PathCampaign(id): PathCa
 )]
 pub async fn end(Admin(caller, engine): Admin, PathCampaign(id): PathCampaign) -> ApiResult {
     set_admin_state(&engine, &caller, &id, AdminState::Ended, "end").await
+}
+
+/// Archives an ended campaign: lists for people leave it out. It keeps its claims, and can be read by its id.
+#[utoipa::path(
+    post, path = "/admin/v1/campaigns/{id}/archive", tag = "admin", operation_id = "archiveCampaign",
+    params(("id" = CampaignId, Path)),
+    responses((status = 200, description = "Archived", body = AdminView)),
+    security(("adminToken" = ["admin"])),
+    extensions(("x-codes" = json!(["campaign_not_found", "campaign_open"]))),
+)]
+pub async fn archive(Admin(caller, engine): Admin, PathCampaign(id): PathCampaign) -> ApiResult {
+    set_archived(&engine, &caller, &id, true, "archive").await
+}
+
+/// Lists an archived campaign again.
+#[utoipa::path(
+    post, path = "/admin/v1/campaigns/{id}/unarchive", tag = "admin", operation_id = "unarchiveCampaign",
+    params(("id" = CampaignId, Path)),
+    responses((status = 200, description = "Not archived", body = AdminView)),
+    security(("adminToken" = ["admin"])),
+    extensions(("x-codes" = json!(["campaign_not_found"]))),
+)]
+pub async fn unarchive(Admin(caller, engine): Admin, PathCampaign(id): PathCampaign) -> ApiResult {
+    set_archived(&engine, &caller, &id, false, "unarchive").await
+}
+
+async fn set_archived(
+    engine: &Engine,
+    caller: &Caller,
+    id: &CampaignId,
+    archived: bool,
+    what: &str,
+) -> ApiResult {
+    let change = Change { who: caller.name(), what, at: clock::now() };
+    engine.changes.set_archived(id, archived, change).await?;
+    answer(engine, StatusCode::OK, id).await
 }
 
 /// Loads a campaign from SQL unless it is ready already.

@@ -164,11 +164,12 @@ const CLAIM_TABLES: [Table; 2] = [
     ("extension_audit", ", user_id, digest", extension_entry),
 ];
 /// All other tables.
-const TABLES: [Table; 4] = [
+const TABLES: [Table; 5] = [
     ("audit", ", version", campaign_entry),
     ("webhook_audit", ", webhook_id", webhook_entry),
     ("user_ids_audit", "", entry),
     ("code_audit", "", entry),
+    ("archive_audit", "", entry),
 ];
 const SHARED: &str = "number, campaign_id, at, who, what, before, after";
 

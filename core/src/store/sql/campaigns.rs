@@ -35,6 +35,8 @@ pub enum Changed {
     ImportUnfinished,
     /// Nothing was written: the campaign has been ended, which is final.
     Ended,
+    /// Nothing was written: the campaign has not ended.
+    NotEnded,
     /// Nothing was written: the database has lost the version that the change is based on.
     Forgotten,
     /// Nothing was written: the campaign had ended when these user ids were pinned, and the change would open it.
@@ -59,8 +61,8 @@ pub struct CampaignPage {
 pub struct Change<'a> {
     /// The caller's name.
     pub who: &'a str,
-    /// The kind of change: `create`, `update`, `add`, `codes`, `pause`, `resume`, `end`, `import` or
-    /// `restore`.
+    /// The kind of change: `create`, `update`, `add`, `codes`, `pause`, `resume`, `end`, `import`, `restore`,
+    /// `archive` or `unarchive`.
     pub what: &'a str,
     /// The time of the change.
     pub at: Timestamp,
@@ -369,8 +371,8 @@ pub(super) async fn lock(
 }
 
 /// Replaces the rules of `before` with those of `after`, and writes the audit entry. Returns the updated
-/// campaign. Ending a campaign abandons its unfinished import. An import, unlike an eviction, does not wait
-/// for holds to end, so the campaign is then reloaded.
+/// campaign. A campaign that has not ended any more is no longer archived. Ending a campaign abandons its
+/// unfinished import. An import, unlike an eviction, does not wait for holds to end, so the campaign is then reloaded.
 pub(super) async fn write_rules(
     transaction: &mut Transaction,
     before: &Campaign,
@@ -382,7 +384,8 @@ pub(super) async fn write_rules(
         "UPDATE campaigns SET name = $1, starts_at = $2, ends_at = $3, total = $4, per_user = $5, \
          per_user_per_day = $6, per_claim = $7, hold_seconds = $8, pass_required = $9, pass_until = $10, \
          admin_state = $11, version = $12, changed_at = $13, \
-         evicted_at = CASE WHEN $14 = 1 AND import_digest IS NULL THEN evicted_at END, import_digest = NULL \
+         evicted_at = CASE WHEN $14 = 1 AND import_digest IS NULL THEN evicted_at END, import_digest = NULL, \
+         archived_at = CASE WHEN $14 = 1 THEN archived_at END \
          WHERE id = $15 RETURNING ",
         campaign_columns!()
     ))
@@ -477,6 +480,7 @@ pub(super) fn read(row: &AnyRow) -> Result<Campaign, SqlError> {
         changed_at: time(row.try_get("changed_at")?)?,
         evicted: evicted(row)?,
         unfinished_import: row.try_get("import_digest")?,
+        archived: row.try_get::<Option<i64>, _>("archived_at")?.is_some(),
     })
 }
 

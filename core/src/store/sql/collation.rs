@@ -13,8 +13,8 @@ use sqlx::{AnyConnection, AssertSqlSafe, Error, Row as _};
 use tokio::time::{Instant, sleep};
 
 /// All tables with strings in an index, `campaigns` first, as in all transactions: the order in which they are locked.
-const TABLES: &str = "'{campaigns,additions,audit,claim_audit,claims,code_audit,codes,cores,extension_audit,\
-                      feed,refusal_reports,refusals,replica_sets,webhook_events,webhooks}'::name[]";
+const TABLES: &str = "'{campaigns,additions,archive_audit,audit,claim_audit,claims,code_audit,codes,cores,\
+                      extension_audit,feed,refusal_reports,refusals,replica_sets,webhook_events,webhooks}'::name[]";
 /// The indexes of [`TABLES`] with a different collation, in the order of the tables; a replacement that an
 /// interrupted start has left has the collation C already. Their keys are rendered with the collation C. An
 /// index is built beforehand if that would lock its table for long; foreign keys prevent that, but the tables

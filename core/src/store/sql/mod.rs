@@ -23,6 +23,7 @@
 
 mod additions;
 mod address;
+mod archive;
 mod audit;
 mod campaigns;
 mod changes;
