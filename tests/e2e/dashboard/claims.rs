@@ -9,7 +9,7 @@ use crate::dashboard::page::{sign_in, visit};
 
 const ROWS: &str = "[...document.querySelectorAll('#claims-rows tr')].map((row) => row.querySelector('th').firstChild.data).join()";
 /// Keeps the next saved file in `saved`, and its name in `named`.
-const KEEP_FILE: &str = "(() => {
+pub const KEEP_FILE: &str = "(() => {
     URL.createObjectURL = (file) => { file.text().then((text) => { window.saved = text; }); return 'blob:kept'; };
     HTMLAnchorElement.prototype.click = function () { window.named = this.download; };
 })()";
@@ -22,7 +22,7 @@ async fn open(page: &Browser) {
     page.until("document.getElementById('claims').open", true).await;
 }
 
-async fn search(page: &Browser, text: &str) {
+pub async fn search(page: &Browser, text: &str) {
     page.eval(&format!("document.getElementById('claims-text').value = '{text}'")).await;
     page.press("#claims-form button").await;
 }

@@ -2,6 +2,7 @@
 
 mod archived;
 mod claims;
+mod day;
 mod files;
 mod form;
 mod history;
