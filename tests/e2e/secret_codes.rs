@@ -56,6 +56,9 @@ fn codes_are_in_no_log_metric_trace_or_url() {
             // The log of slow calls keeps their arguments.
             let slow: Vec<String> = redis.query(&["CONFIG", "GET", "slowlog-log-slower-than"]).await;
             assert_eq!(slow, ["slowlog-log-slower-than", "-1"]);
+            // The same for large calls, in a Valkey that has such a log.
+            let large: Vec<String> = redis.query(&["CONFIG", "GET", "commandlog-request-larger-than"]).await;
+            assert!(large.is_empty() || large[1] == "-1", "{large:?}");
             let log = std::fs::read_to_string(core.data_dir().join("redis/redis.log")).expect("Redis' log");
             assert!(!log.is_empty() && !log.contains("SAVE"), "a code is in Redis' log");
         }

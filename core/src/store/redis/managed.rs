@@ -102,12 +102,12 @@ impl ManagedRedis {
     /// Starts the server and its supervisor.
     pub fn start(settings: &Settings) -> Result<Self, ManagedRedisError> {
         let server = find_server().ok_or(ManagedRedisError::NoServer)?;
-        check_setpriv(&server)?;
+        let version = check_setpriv(&server)?;
         let directory = settings.data_dir.join("redis");
         make_directory(&directory)?;
         let socket = socket_path(&settings.data_dir)?;
         kill_orphan(&socket);
-        let config = config(settings, &directory, &socket);
+        let config = config(settings, &directory, &socket, has_command_log(&version));
         let (stop, stopped) = mpsc::channel();
         let supervisor = thread::Builder::new()
             .name("redis-supervisor".to_owned())
@@ -230,8 +230,8 @@ fn kill_orphan(socket: &Path) {
 
 /// Returns the server's configuration. The default user cannot log in but has all permissions. Redis replays
 /// its append-only file as the default user, and skips commands in a transaction that this user may not run.
-/// The log of slow calls is off: it keeps arguments of these calls, such as codes.
-fn config(settings: &Settings, directory: &Path, socket: &Path) -> String {
+/// The logs of slow and of large calls are off: they keep arguments of these calls, such as codes.
+fn config(settings: &Settings, directory: &Path, socket: &Path, has_command_log: bool) -> String {
     use sha2::Digest as _;
     use std::fmt::Write as _;
     let digest = sha2::Sha256::digest(settings.password.as_bytes());
@@ -243,11 +243,20 @@ fn config(settings: &Settings, directory: &Path, socket: &Path) -> String {
     format!(
         "port 0\nunixsocket {socket}\nunixsocketperm 700\ndir {directory}\nlogfile {log}\n\
          daemonize no\nsave \"\"\nappendonly yes\nappendfsync always\nno-appendfsync-on-rewrite no\n\
-         aof-load-truncated no\nauto-aof-rewrite-min-size {REWRITE_MIN}\nslowlog-log-slower-than -1\nmaxmemory {memory}\nmaxmemory-policy noeviction\n\
+         aof-load-truncated no\nauto-aof-rewrite-min-size {REWRITE_MIN}\nslowlog-log-slower-than -1\n{command_log}maxmemory {memory}\nmaxmemory-policy noeviction\n\
          user default off resetpass ~* &* +@all\n\
          user {REDIS_USER} on #{hash} ~cg:* &* +@all -@dangerous -@admin +info +config|get\n",
         memory = settings.maxmemory_bytes,
+        command_log = if has_command_log { "commandlog-request-larger-than -1\n" } else { "" },
     )
+}
+
+/// Returns whether a server that prints this `version` has a log of large calls: Valkey from 8.1 on. Other servers
+/// refuse its settings.
+fn has_command_log(version: &str) -> bool {
+    let numbers = version.strip_prefix("Valkey server v=").unwrap_or_default();
+    let mut numbers = numbers.split('.').map_while(|number| number.parse::<u32>().ok());
+    (numbers.next(), numbers.next()) >= (Some(8), Some(1))
 }
 
 /// Quotes a path for Redis' configuration. The path may contain any bytes.
@@ -272,7 +281,7 @@ fn supervise(server: &Path, config: &str, directory: &Path, stopped: &mpsc::Rece
                 if status.code() == Some(STARTUP_FAILED) {
                     // The status may be that of setpriv, which says nothing about Redis' file.
                     match check_setpriv(server) {
-                        Ok(()) => repair(server, directory),
+                        Ok(_) => repair(server, directory),
                         Err(error) => tracing::error!(%error, "Redis was not started"),
                     }
                 }
@@ -296,10 +305,12 @@ fn through_setpriv(server: &Path) -> Command {
     command
 }
 
-/// Checks that `setpriv` starts the server, which only prints its version.
-fn check_setpriv(server: &Path) -> Result<(), ManagedRedisError> {
+/// Checks that `setpriv` starts the server, which only prints its version. Returns what it prints.
+fn check_setpriv(server: &Path) -> Result<String, ManagedRedisError> {
     let reason = match through_setpriv(server).arg("--version").stdin(Stdio::null()).output() {
-        Ok(output) if output.status.success() => return Ok(()),
+        Ok(output) if output.status.success() => {
+            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        }
         Ok(output) => {
             let message = String::from_utf8_lossy(&output.stderr).into_owned();
             message.lines().next().map_or_else(|| output.status.to_string(), str::to_owned)
