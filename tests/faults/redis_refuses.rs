@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use serde_json::json;
+use support::process::{Signal, signal_pid};
 use support::sql::Sql;
 use support::topology::OWN;
 use support::wait::{holds, until_status};
@@ -151,8 +152,33 @@ async fn claims_continue_on_the_last_connection_of_redis() {
     row.passed(82, "no claim got 503");
 }
 
-/// With a user that may not run or load scripts, or a command in them, Redis answers everything but claims. Core checks this once a claim
-/// has been refused, and reports it until Redis runs the scripts again.
+/// Core's old connection, which it no longer uses, must not take the only place.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claims_continue_after_redis_with_one_connection_was_stopped() {
+    only_on!(OWN, "it starts its own server");
+    let row = Row::begin("Redis accepts one connection, and stops for a while");
+    let server = RedisServer::start_with(&[], &[]).await;
+    let core = CoreOptions::default().with("CLAIMGATE_REDIS_URL", server.url()).start().await;
+    core.create("demo", json!({})).await;
+    let redis = server.view().await;
+    limit_connections(&redis, 1).await;
+    until_status(SOON, &[200, 201], async || core.claim("demo", "first", "k").await).await;
+    row.fault();
+    signal_pid(server.pid(), Signal::STOP);
+    // Core ends the connection's generation once a claim has waited for a second.
+    let stopped = core.once().claim("demo", "second", "k").await;
+    signal_pid(server.pid(), Signal::CONT);
+    assert_eq!(stopped.status, 503, "{}", stopped.text());
+    until_status(SOON, &[200, 201], async || core.claim("demo", "second", "k").await).await;
+    let clients: String = redis.query(&["CLIENT", "LIST"]).await;
+    assert_eq!(clients.lines().count(), 2, "core's and the test's: {clients}");
+    until_reported(&core, None).await;
+    Sql::in_directory(&core.data_dir()).until("demo", 2).await;
+    row.passed(2, "core connected again");
+}
+
+/// With a user that may not run or load scripts, or a command in them, Redis answers everything but claims. Core
+/// checks this once a claim has been refused, and reports it until Redis runs the scripts again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn core_reports_redis_that_does_not_run_scripts() {
     only_on!(OWN, "it starts its own server");

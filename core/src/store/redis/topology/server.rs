@@ -201,13 +201,13 @@ struct State {
     run: Generation,
     /// The target's address.
     address: Option<ConnectionAddr>,
-    /// The last connection that was opened.
+    /// The last connection that was opened for a thread's calls.
     last: Option<LastConnection>,
     /// When the last connection attempt failed, and its error.
     failed: Option<(Instant, NoPrimary)>,
 }
 
-/// The last connection that was opened: a [`Session`] without the server that has this value.
+/// A connection: a [`Session`] without the server that has this value.
 #[derive(Debug, Clone)]
 struct LastConnection {
     connection: MultiplexedConnection,
@@ -226,6 +226,14 @@ enum Target {
     /// A server that does not report its run. A new connection might lead to a different server, so all
     /// callers share this session.
     Unknown(Session),
+}
+
+impl LastConnection {
+    fn of(session: &Session) -> Self {
+        let Session { connection, generation, run: _, replication_id, name, client, pinned, server: _ } =
+            session.clone();
+        Self { connection, generation, replication_id, name, client, pinned }
+    }
 }
 
 impl Server {
@@ -266,9 +274,8 @@ impl Server {
         }
         state.address = Some(address.clone());
         let name = address.to_string().into();
-        let last = LastConnection { connection, generation, replication_id, name, client, pinned };
-        state.last = Some(last.clone());
-        let session = self.session_on(last, state.run);
+        let opened = LastConnection { connection, generation, replication_id, name, client, pinned };
+        let session = self.session_on(opened, state.run);
         if !joins {
             state.target = Some(run.map_or_else(|| Target::Unknown(session.clone()), Target::Run));
             self.started.store(generation.get(), Ordering::Release);
@@ -283,8 +290,8 @@ impl Server {
         Session { connection, generation, run, replication_id, name, client, pinned, server }
     }
 
-    /// Returns a session on the last connection that was opened, for a thread that cannot connect: the server may have
-    /// no connection left. Returns `None` if the connection's generation has ended.
+    /// Returns a session on the last connection that was opened for a thread's calls. It is for a thread that
+    /// cannot connect: the server may have no connection left. Returns `None` if its generation has ended.
     fn shared_session(self: &Arc<Self>, state: &State) -> Option<Session> {
         let session = self.session_on(state.last.clone()?, state.run);
         session.is_current().then_some(session)
@@ -374,6 +381,7 @@ impl Connection {
         {
             return Ok(self.keep(session));
         }
+        self.drop_outdated(&mut state);
         let shared = self.server.shared_session(&state);
         let pause = if shared.is_some() { SHARED_PAUSE } else { CONNECT_PAUSE };
         if let Some((at, error)) = &state.failed
@@ -384,7 +392,9 @@ impl Connection {
         match self.server.locator.connect(RESPONSE_TIMEOUT).await {
             Ok(primary) => {
                 state.failed = None;
-                Ok(self.keep(&self.server.start_session(&mut state, primary)))
+                let session = self.server.start_session(&mut state, primary);
+                state.last = Some(LastConnection::of(&session));
+                Ok(self.keep(&session))
             }
             Err(error) => {
                 state.failed = Some((Instant::now(), error.clone()));
@@ -398,6 +408,19 @@ impl Connection {
         let session = self.session.read();
         let generation = self.server.current.load(Ordering::Acquire);
         session.as_ref().filter(|session| session.generation.get() == generation).cloned()
+    }
+
+    /// Drops the connections of a generation that has ended, so that their sockets are closed. The server may
+    /// have no other connection left.
+    fn drop_outdated(&self, state: &mut State) {
+        *self.session.write() = None;
+        if self.server.shared_session(state).is_none() {
+            state.last = None;
+        }
+        // A new connection is never known to lead to the target of such a session.
+        if matches!(state.target, Some(Target::Unknown(_))) {
+            state.target = None;
+        }
     }
 
     fn keep(&self, session: &Session) -> Session {
