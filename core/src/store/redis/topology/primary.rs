@@ -8,9 +8,9 @@ use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, ConnectionAddr, RedisError};
+use redis::{AsyncConnectionConfig, Client, ConnectionAddr, ErrorKind, RedisError};
 use tokio::net::lookup_host;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -66,6 +66,24 @@ impl NoPrimary {
             Self::NotNamed(_) | Self::Unreachable(_) => None,
         }
     }
+
+    fn timed_out() -> Self {
+        Self::Unreachable(io::Error::from(io::ErrorKind::TimedOut).into())
+    }
+
+    /// Returns the rank of this error among those of a name's addresses; the highest is reported. A server that
+    /// is not a primary has the lowest rank, since a primary that does not answer may be back soon.
+    fn rank(&self) -> u8 {
+        match self {
+            Self::Unreachable(error)
+                if error.code().is_some() || error.kind() == ErrorKind::AuthenticationFailed =>
+            {
+                2
+            }
+            Self::NotNamed(_) | Self::Unreachable(_) => 1,
+            _ => 0,
+        }
+    }
 }
 
 /// A connection to a primary.
@@ -93,33 +111,42 @@ pub(in crate::store::redis) struct Run {
 
 impl Primary {
     /// Connects to the server behind `client` and checks that it is a primary. If the server's name has several
-    /// addresses, returns the first primary that answers at any of them. `response_timeout` limits the wait for each
-    /// reply.
+    /// addresses, returns the first primary that answers at any of them. `response_timeout` limits the wait for
+    /// each reply. All of it takes at most [`CONNECT_TIMEOUT`] and `response_timeout` together.
     pub(in crate::store::redis) async fn connect(
         client: Client,
         mode: Mode,
         response_timeout: Duration,
     ) -> Result<Self, NoPrimary> {
+        let mut deadline = Instant::now() + CONNECT_TIMEOUT + response_timeout;
         let named = each_address(&client).await?;
         if named.is_empty() {
-            return Self::connect_to(client, mode, response_timeout).await;
+            let attempt = Self::connect_to(client, mode, response_timeout);
+            return timeout_at(deadline, attempt).await.unwrap_or_else(|_| Err(NoPrimary::timed_out()));
         }
         let attempts = named.into_iter().map(|client| Self::connect_to(client, mode, response_timeout));
         let mut attempts = attempts.collect::<FuturesUnordered<_>>();
         let mut failure = NoPrimary::Replica;
-        while let Some(attempt) = attempts.next().await {
-            match attempt {
-                Ok(primary) => return Ok(Self { client: Arc::new(client), ..primary }),
-                // A primary that does not answer may be back soon.
-                Err(error) if failure.remedy().is_some() => failure = error,
-                Err(_) => {}
+        loop {
+            let error = match timeout_at(deadline, attempts.next()).await {
+                Ok(Some(Ok(primary))) => return Ok(Self { client: Arc::new(client), ..primary }),
+                Ok(Some(Err(error))) => error,
+                Ok(None) => return Err(failure),
+                Err(_) => {
+                    attempts.clear();
+                    NoPrimary::timed_out()
+                }
+            };
+            if error.rank() >= failure.rank() {
+                failure = error;
             }
+            // A server that has stopped must not delay the next attempt: another one may become the primary.
+            deadline = deadline.min(Instant::now() + CONNECT_TIMEOUT);
         }
-        Err(failure)
     }
 
-    /// Connects to the server behind `client`, whose name has one address, and checks that it is a primary. A server that
-    /// does not allow `INFO` is assumed to be a primary.
+    /// Connects to the server behind `client`, whose name has one address, and checks that it is a primary. A
+    /// server that does not allow `INFO` is assumed to be a primary.
     async fn connect_to(client: Client, mode: Mode, response_timeout: Duration) -> Result<Self, NoPrimary> {
         let mut connection = connect(&client, response_timeout).await?;
         let info: Result<String, _> =
@@ -140,11 +167,14 @@ impl Primary {
     }
 }
 
-/// Returns a client for each address of the server's name if it has several. With TLS, returns none: the certificate has
-/// the name.
+/// Returns a client for each address of the server's name if it has several. With TLS, returns none: the
+/// certificate has the name. For `localhost`, returns none: its addresses are those of one machine.
 async fn each_address(client: &Client) -> Result<Vec<Client>, RedisError> {
     let settings = client.get_connection_info();
     let ConnectionAddr::Tcp(host, port) = settings.addr() else { return Ok(Vec::new()) };
+    if host.eq_ignore_ascii_case("localhost") {
+        return Ok(Vec::new());
+    }
     let found = timeout(CONNECT_TIMEOUT, lookup_host((host.as_str(), *port))).await;
     let found: Vec<_> = found.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?.collect();
     if found.len() < 2 {
@@ -200,7 +230,29 @@ pub(in crate::store::redis) fn field<'a>(info: &'a str, name: &str) -> &'a str {
 
 #[cfg(test)]
 mod tests {
+    use redis::ServerErrorKind;
+
     use super::*;
+
+    #[test]
+    fn the_error_of_a_server_that_answered_is_reported() {
+        let error = |kind, text| NoPrimary::Unreachable(RedisError::from((kind, text)));
+        let answered = [
+            error(ErrorKind::Server(ServerErrorKind::BusyLoading), "loading"),
+            error(ErrorKind::AuthenticationFailed, "wrong password"),
+        ];
+        for answer in answered {
+            assert!(answer.rank() > NoPrimary::timed_out().rank(), "{answer}");
+        }
+        assert!(NoPrimary::timed_out().rank() > NoPrimary::Replica.rank());
+        assert_eq!(NoPrimary::Sentinel.rank(), NoPrimary::Replica.rank());
+    }
+
+    #[tokio::test]
+    async fn localhost_is_one_server() {
+        let client = Client::open("redis://localhost").unwrap();
+        assert!(each_address(&client).await.unwrap().is_empty());
+    }
 
     #[test]
     fn info_shows_whether_a_server_is_a_primary() {
