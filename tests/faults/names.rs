@@ -21,7 +21,7 @@ use support::wait::holds;
 use support::{Core, CoreOptions, RedisServer, binary, eventually, only_on, promised};
 
 use tempfile::{NamedTempFile, TempDir};
-use tokio::io::copy_bidirectional;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixStream};
 use tokio::time::timeout;
 
@@ -84,6 +84,27 @@ async fn forward_first(port: u16, target: PathBuf) {
     });
 }
 
+/// Answers connections to the first address and `port` as a PostgreSQL that is starting.
+async fn refuse_first(port: u16) {
+    const FIELDS: &[u8] = b"SFATAL\0VFATAL\0C57P03\0Mthe database system is starting up\0\0";
+    let listener = TcpListener::bind(SocketAddr::from((FIRST, port))).await.expect("a free address");
+    let length = u32::try_from(4 + FIELDS.len()).expect("a short message");
+    let refusal = [b"E", &length.to_be_bytes()[..], FIELDS].concat();
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let refusal = refusal.clone();
+            tokio::spawn(async move {
+                // The startup message begins with its length.
+                let length = client.read_u32().await.unwrap_or(4);
+                let mut startup = vec![0; length.saturating_sub(4) as usize];
+                if client.read_exact(&mut startup).await.is_ok() {
+                    let _ = client.write_all(&refusal).await;
+                }
+            });
+        }
+    });
+}
+
 /// Fails if this user cannot give a process its own file of hosts.
 fn require_namespaces() -> Result<(), String> {
     let words = with_hosts(Path::new("/etc/hosts"));
@@ -134,6 +155,19 @@ async fn core_uses_the_primary_among_the_addresses_of_postgresql() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn core_uses_the_next_address_if_postgresql_refuses_the_connection() {
+    let row = Row::begin("the first address of PostgreSQL's name refuses connections");
+    let Some(()) = row.needs(require_namespaces()) else { return };
+    let Some(postgres) = row.needs(Postgres::start().await) else { return };
+    let sql = Sql::open(&postgres.database("claimgate").await);
+    let proxy = FaultProxy::start(postgres.socket()).await;
+    row.fault();
+    let (hosts, port) = (hosts_with(proxy.address()), proxy.address().port());
+    refuse_first(port).await;
+    claims_reach_postgresql(row, postgres, sql, hosts.path().to_owned(), port).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn core_uses_the_next_address_of_redis() {
     only_on!(OWN, "it starts its own servers");
     let row = Row::begin("the first address of Redis' name swallows packets");
@@ -176,6 +210,40 @@ async fn core_uses_the_primary_among_the_addresses_of_redis() {
     Sql::in_directory(&core.data_dir()).until("demo", 100).await;
     assert!(!core.log().contains("is a replica"), "{}", core.log());
     row.passed(101, "connected only to the primary");
+}
+
+/// Both addresses of `localhost` lead to one machine. Usually, Redis listens at only one of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_doctor_reports_a_replica_at_localhost() {
+    only_on!(OWN, "it starts its own servers");
+    let row = Row::begin("the first address of localhost refuses connections, the second leads to a replica");
+    let Some(()) = row.needs(require_namespaces()) else { return };
+    let (ip, port) = (own_loopback().to_string(), free_address().port().to_string());
+    let settings = [("bind", ip.as_str()), ("port", &port), ("protected-mode", "no")];
+    let replica =
+        RedisServer::start_with(&[&settings[..], &[("replicaof", "127.0.0.1 1")]].concat(), &[]).await;
+    row.fault();
+    let hosts = NamedTempFile::new().expect("a file");
+    fs::write(
+        &hosts,
+        format!("{} localhost\n{ip} localhost\n", FIRST.map(|part| part.to_string()).join(".")),
+    )
+    .expect("a file");
+    let data = TempDir::new().expect("a directory");
+    let words = with_hosts(hosts.path());
+    let mut doctor = command(words[0].as_ref());
+    doctor
+        .args(&words[1..])
+        .arg(binary::claimgate())
+        .args(["doctor", "--json", "--data-dir"])
+        .arg(data.path());
+    doctor.env("CLAIMGATE_REDIS_URL", format!("redis://localhost:{port}"));
+    let output =
+        tokio::task::spawn_blocking(move || doctor.output()).await.expect("a task").expect("unshare");
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(out.contains("redis.role") && !out.contains("redis.reachable"), "{out}");
+    drop(replica);
+    row.passed(1, "reported with its remedy");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

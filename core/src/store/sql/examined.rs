@@ -4,7 +4,7 @@ use sqlx::{AnyConnection, Connection as _, Row as _};
 
 use super::connection_limits::{self, LowConnectionLimit};
 use super::server::{self, Writable};
-use super::{SqlError, address, collation, encoding, pooler, statements};
+use super::{SqlError, collation, encoding, pooler, statements};
 
 /// A connection for checks, which works even if no core serves the database.
 #[derive(Debug)]
@@ -23,10 +23,7 @@ impl ExaminedDatabase {
     /// Connects to the database at `url`: to a server that accepts writes, if any of its addresses leads to one.
     pub(crate) async fn connect(url: &str) -> Result<Self, SqlError> {
         sqlx::any::install_default_drivers();
-        match server::open_writable(url).await {
-            Ok(connection) => Ok(Self(connection)),
-            Err(_) => Ok(Self(address::open(url).await?)),
-        }
+        Ok(Self(server::open(url).await?))
     }
 
     /// Closes the connection.

@@ -7,7 +7,7 @@ use sqlx::{AnyConnection, Connection as _, Error, Row as _};
 use tokio::time::timeout;
 
 use super::pool::timed_out;
-use super::{START_MAX, SqlError, address};
+use super::{START_MAX, SqlError, server};
 
 pub(crate) const SHARED: &str = "the address leads to a pooler that shares sessions between transactions (PgBouncer's pool_mode \
     transaction or statement), but core needs a session for each connection; use PostgreSQL's own address, or a pool with \
@@ -31,7 +31,7 @@ pub(super) async fn reject_shared_sessions(
 /// pooler gives the second connection the first free session, which was the session of `connection`.
 pub(crate) async fn session_changes(connection: &mut AnyConnection, url: &str) -> Result<bool, Error> {
     let before = session(connection).await?;
-    let mut second = address::open(url).await?;
+    let mut second = server::open(url).await?;
     sqlx::raw_sql("BEGIN").execute(&mut second).await?;
     session(&mut second).await?;
     let after = session(connection).await;

@@ -289,11 +289,25 @@ async fn connect(url: &str) -> Result<AnyConnection, Error> {
     Ok(connection)
 }
 
-/// Opens a connection to a server that accepts writes. If the first server does not, tries the other addresses of its name,
-/// as `target_session_attrs=read-write` does in other clients.
+/// Opens a connection to a server that accepts writes, if any address leads to one; otherwise to any server.
+pub(super) async fn open(url: &str) -> Result<AnyConnection, Error> {
+    match open_writable(url).await {
+        Ok(connection) => Ok(connection),
+        Err(_) => address::open(url).await,
+    }
+}
+
+/// Opens a connection to a server that accepts writes. If the first server does not, or refuses the connection,
+/// tries each address of its name, as `target_session_attrs=read-write` does in other clients.
 pub(super) async fn open_writable(url: &str) -> Result<AnyConnection, Error> {
-    let mut first = address::open(url).await?;
-    let Err(refusal) = require_writable(&mut first).await else { return Ok(first) };
+    let refusal = match address::open(url).await {
+        Ok(mut first) => match require_writable(&mut first).await {
+            Ok(()) => return Ok(first),
+            Err(refusal) => refusal,
+        },
+        Err(refusal @ Error::Database(_)) => refusal,
+        Err(error) => return Err(error),
+    };
     let others = address::each_address(url).await;
     let attempts = others.iter().map(|url| async move {
         let mut connection = address::open(url).await?;
