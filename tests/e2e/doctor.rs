@@ -448,8 +448,11 @@ async fn read_only_sql_and_too_few_connections_are_reported() {
 
 #[tokio::test]
 async fn a_full_or_read_only_disk_is_reported() {
+    const INODES: usize = 400;
     only_on!(OWN, "it starts its own servers");
-    let Some(disk) = available("doctor: a disk that is full", SmallDisk::mount("80m,nr_inodes=400")) else {
+    let Some(disk) =
+        available("doctor: a disk that is full", SmallDisk::mount(&format!("80m,nr_inodes={INODES}")))
+    else {
         return;
     };
     let redis = RedisServer::start_with(&[("maxmemory", "64mb")], &[]).await;
@@ -463,12 +466,14 @@ async fn a_full_or_read_only_disk_is_reported() {
     disk.fill();
     doctor(&core.data_dir(), &environment).await.breaks(&["data_dir.full", "data_dir.in_memory"]);
     disk.empty();
-    let files: Vec<_> = (0..)
+    let files: Vec<_> = (0..INODES)
         .map(|number| disk.path().join(format!("empty{number}")))
         .take_while(|file| fs::File::create(file).is_ok())
         .collect();
     doctor(&core.data_dir(), &environment).await.breaks(&["data_dir.full", "data_dir.in_memory"]);
-    files.iter().for_each(|file| fs::remove_file(file).unwrap());
+    for file in &files {
+        fs::remove_file(file).unwrap();
+    }
     doctor(&core.data_dir(), &environment).await.breaks(&["data_dir.in_memory"]);
     core.stop().await;
     disk.make_read_only();
