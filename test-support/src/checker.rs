@@ -122,6 +122,13 @@ impl Checker {
         self.outcomes.lock().expect("the outcomes").clone()
     }
 
+    /// Returns those of `claim_attempts` whose outcome is unknown.
+    pub fn undecided<'a>(&self, claim_attempts: &'a [ClaimAttempt]) -> Vec<&'a ClaimAttempt> {
+        let outcomes = self.outcomes();
+        let is_unknown = |attempt: &&ClaimAttempt| outcomes.get(*attempt) == Some(&ClaimOutcome::Unknown);
+        claim_attempts.iter().filter(is_unknown).collect()
+    }
+
     /// Returns the ids of all claims acknowledged so far.
     pub fn acknowledged(&self) -> Vec<String> {
         let claimed = |outcome| match outcome {
