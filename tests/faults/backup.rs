@@ -169,6 +169,7 @@ impl CallerRecords {
         core.transition(self.id_of("u3"), "confirm").await.expect(200);
         core.transition(self.id_of("u1"), "confirm").await.refused(409, "claim_returned");
         checker.storm(core.client(), || core.url("/internal/v1/claims"), &claim_attempts(400, 1), 64).await;
+        checker.resolve_unknown(core).await;
         fixture.relayed("demo").await;
         let rows = fixture.sql.claims("demo").await;
         let active: u64 = rows.iter().filter(|row| row.is_active()).map(|row| row.quantity).sum();
