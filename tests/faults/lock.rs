@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use claimgate_core::store::redis::RedisStore;
-use claimgate_core::store::redis::lease::{LeaseError, LeaseHolder};
+use claimgate_core::store::redis::lease::{Lease, LeaseError, LeaseHolder};
 use claimgate_core::store::redis::scripts::layout_number::LAYOUT;
 use redis::Client;
 use support::inspect::key;
@@ -18,6 +18,8 @@ use tokio::time::sleep;
 
 use crate::tally::Row;
 
+/// The pause between two checks of a lease.
+const POLL: Duration = Duration::from_millis(100);
 const LEASE: Duration = Duration::from_millis(600);
 /// Does not expire during a test.
 const LONG_LEASE: Duration = Duration::from_mins(10);
@@ -43,43 +45,70 @@ impl Locks {
     }
 }
 
-fn is_taken<T>(result: &Result<T, LeaseError>) -> bool {
-    matches!(result, Err(LeaseError::Taken))
+/// Returns whether another holder has the lease; `Err` if Redis did not answer in time.
+fn is_taken(result: Result<Lease, LeaseError>) -> Result<bool, LeaseError> {
+    match result {
+        Ok(_) => Ok(false),
+        Err(LeaseError::Taken) => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+/// Runs `check` on a new server, and again on another if Redis did not answer a call in time: the call may have
+/// had an effect. Ends the row with what `check` returns.
+async fn on_locks(
+    row: Row,
+    operations: usize,
+    check: impl AsyncFn(&Row, &Locks) -> Result<String, LeaseError>,
+) {
+    let mut last = None;
+    for _ in 0..5 {
+        match check(&row, &Locks::new().await).await {
+            Ok(what) => return row.passed(operations, &what),
+            Err(LeaseError::Taken) => panic!("the lease was not free"),
+            Err(error) => last = Some(error),
+        }
+    }
+    panic!("Redis did not answer in any of five runs: {last:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_late_holder_cannot_release_a_new_holders_lease() {
     only_on!(ONE_SERVER, "leases need only one server");
     let row = Row::begin("lease: a late holder cannot release a newer holder's lease");
-    let locks = Locks::new().await;
-    let (slow, quick, third) = (locks.owner(), locks.owner(), locks.owner());
-    let late = slow.try_acquire("work", LONG_LEASE).await.unwrap();
-    assert!(is_taken(&quick.try_acquire("work", LONG_LEASE).await));
-    // Simulates a holder that slept past its lease.
-    row.fault();
-    locks.redis().await.query::<()>(&["DEL", "cg:lease:{work}"]).await;
-    let held = quick.try_acquire("work", LONG_LEASE).await.unwrap();
-    assert!(held.token() > late.token(), "{} after {}", held.token(), late.token());
-    assert!(!late.release().await.unwrap(), "the late holder must not release the lease");
-    assert!(is_taken(&third.try_acquire("work", LONG_LEASE).await), "the lease must still be held");
-    assert!(held.release().await.unwrap());
-    third.try_acquire("work", LONG_LEASE).await.unwrap().release().await.unwrap();
-    row.passed(7, "the late release had no effect");
+    on_locks(row, 7, async |row: &Row, locks: &Locks| -> Result<String, LeaseError> {
+        let (slow, quick, third) = (locks.owner(), locks.owner(), locks.owner());
+        let late = slow.try_acquire("work", LONG_LEASE).await?;
+        assert!(is_taken(quick.try_acquire("work", LONG_LEASE).await)?);
+        // Simulates a holder that slept past its lease.
+        row.fault();
+        locks.redis().await.query::<()>(&["DEL", "cg:lease:{work}"]).await;
+        let held = quick.try_acquire("work", LONG_LEASE).await?;
+        assert!(held.token() > late.token(), "{} after {}", held.token(), late.token());
+        assert!(!late.release().await?, "the late holder must not release the lease");
+        assert!(is_taken(third.try_acquire("work", LONG_LEASE).await)?, "the lease must still be held");
+        assert!(held.release().await?);
+        third.try_acquire("work", LONG_LEASE).await?.release().await?;
+        Ok("the late release had no effect".to_owned())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_late_holder_learns_that_its_lease_is_lost() {
     only_on!(ONE_SERVER, "leases need only one server");
     let row = Row::begin("lease: a late holder learns that its lease is lost");
-    let locks = Locks::new().await;
-    let (slow, quick) = (locks.owner(), locks.owner());
-    let late = slow.try_acquire("work", LEASE).await.unwrap();
-    row.fault();
-    locks.redis().await.query::<()>(&["DEL", "cg:lease:{work}"]).await;
-    let held = quick.try_acquire("work", LONG_LEASE).await.unwrap();
-    eventually(SOON, || async { holds(late.is_lost(), || "the holder does not know".to_owned()) }).await;
-    assert!(!held.is_lost());
-    row.passed(2, "its watchdog reported the loss");
+    on_locks(row, 2, async |row: &Row, locks: &Locks| -> Result<String, LeaseError> {
+        let (slow, quick) = (locks.owner(), locks.owner());
+        let late = slow.try_acquire("work", LEASE).await?;
+        row.fault();
+        locks.redis().await.query::<()>(&["DEL", "cg:lease:{work}"]).await;
+        let held = quick.try_acquire("work", LONG_LEASE).await?;
+        eventually(SOON, || async { holds(late.is_lost(), || "the holder does not know".to_owned()) }).await;
+        assert!(!held.is_lost());
+        Ok("its watchdog reported the loss".to_owned())
+    })
+    .await;
 }
 
 /// A campaign's keys and the scripts that load it, called as core calls them.
@@ -190,51 +219,61 @@ async fn a_foreign_campaign_is_not_suspended() {
 async fn a_lease_is_renewed_while_its_work_runs() {
     only_on!(ONE_SERVER, "leases need only one server");
     let row = Row::begin("lease: renewed while the work runs");
-    let locks = Locks::new().await;
-    let (worker, other) = (locks.owner(), locks.owner());
-    // A machine that stalls for as long loses it.
-    let ttl = Duration::from_secs(3);
-    let lease = worker.try_acquire("work", ttl).await.unwrap();
-    for _ in 0..8 {
-        sleep(ttl / 4).await;
-        assert!(is_taken(&other.try_acquire("work", ttl).await));
-    }
-    assert!(!lease.is_lost());
-    lease.release().await.unwrap();
-    other.try_acquire("work", ttl).await.unwrap();
-    row.passed(10, "held for twice its TTL");
+    on_locks(row, 10, async |_: &Row, locks: &Locks| -> Result<String, LeaseError> {
+        let (worker, other, redis) = (locks.owner(), locks.owner(), locks.redis().await);
+        // A machine that stalls for two thirds of the TTL may lose the lease. It is renewed every third.
+        let (ttl, started) = (Duration::from_secs(15), Instant::now());
+        let lease = worker.try_acquire("work", ttl).await?;
+        let (mut left_ms, mut renewals) = (i64::MAX, 0);
+        while renewals < 2 || started.elapsed() <= ttl {
+            sleep(POLL).await;
+            assert!(is_taken(other.try_acquire("work", ttl).await)?, "free after {renewals} renewals");
+            let now_ms: i64 = redis.query(&["PTTL", "cg:lease:{work}"]).await;
+            renewals += u32::from(now_ms > left_ms);
+            left_ms = now_ms;
+        }
+        assert!(!lease.is_lost());
+        lease.release().await?;
+        other.try_acquire("work", ttl).await?;
+        Ok(format!("held beyond its TTL, renewed {renewals} times"))
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crashed_holders_lease_expires() {
     only_on!(ONE_SERVER, "leases need only one server");
     let row = Row::begin("lease: a crashed holder's lease expires");
-    let locks = Locks::new().await;
-    let (crashed, other) = (locks.owner(), locks.owner());
-    row.fault();
-    // Drop the lease without releasing it, as when a process dies: the lease is no longer renewed.
-    let started = Instant::now();
-    drop(crashed.try_acquire("work", LEASE).await.unwrap());
-    other.acquire("work", LEASE, SOON).await.unwrap().release().await.unwrap();
-    let waited = started.elapsed();
-    assert!(waited >= LEASE && waited < promised(LEASE * 3), "free after {waited:?}");
-    row.passed(2, &format!("free after {waited:?} of a lease of {LEASE:?}"));
+    on_locks(row, 2, async |row: &Row, locks: &Locks| -> Result<String, LeaseError> {
+        let (crashed, other) = (locks.owner(), locks.owner());
+        row.fault();
+        // Drop the lease without releasing it, as when a process dies: the lease is no longer renewed.
+        let started = Instant::now();
+        drop(crashed.try_acquire("work", LEASE).await?);
+        other.acquire("work", LEASE, SOON).await?.release().await?;
+        let waited = started.elapsed();
+        assert!(waited >= LEASE && waited < promised(LEASE * 3), "free after {waited:?}");
+        Ok(format!("free after {waited:?} of a lease of {LEASE:?}"))
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_is_reentrant_for_its_owner() {
     only_on!(ONE_SERVER, "leases need only one server");
     let row = Row::begin("lease: reentrant for its owner");
-    let locks = Locks::new().await;
-    let (owner, other) = (locks.owner(), locks.owner());
-    let outer = owner.try_acquire("work", LONG_LEASE).await.unwrap();
-    let inner = owner.try_acquire("work", LONG_LEASE).await.unwrap();
-    assert_eq!(inner.token(), outer.token());
-    assert!(inner.release().await.unwrap());
-    assert!(is_taken(&other.try_acquire("work", LONG_LEASE).await), "acquired twice, released once");
-    assert!(outer.release().await.unwrap());
-    other.try_acquire("work", LONG_LEASE).await.unwrap();
-    row.passed(6, "free after as many releases as acquisitions");
+    on_locks(row, 6, async |_: &Row, locks: &Locks| -> Result<String, LeaseError> {
+        let (owner, other) = (locks.owner(), locks.owner());
+        let outer = owner.try_acquire("work", LONG_LEASE).await?;
+        let inner = owner.try_acquire("work", LONG_LEASE).await?;
+        assert_eq!(inner.token(), outer.token());
+        assert!(inner.release().await?);
+        assert!(is_taken(other.try_acquire("work", LONG_LEASE).await)?, "acquired twice, released once");
+        assert!(outer.release().await?);
+        other.try_acquire("work", LONG_LEASE).await?;
+        Ok("free after as many releases as acquisitions".to_owned())
+    })
+    .await;
 }
 
 /// A waiting caller polls with backoff, but not beyond its timeout.
@@ -242,24 +281,26 @@ async fn a_lease_is_reentrant_for_its_owner() {
 async fn waiting_for_a_lease_backs_off() {
     only_on!(ONE_SERVER, "leases need only one server");
     let row = Row::begin("lease: waiting backs off");
-    let locks = Locks::new().await;
-    let (holder, waiting) = (locks.owner(), locks.owner());
-    let lease = holder.try_acquire("work", LONG_LEASE).await.unwrap();
-    let redis = locks.redis().await;
-    redis.query::<()>(&["CONFIG", "RESETSTAT"]).await;
-    let (timeout, started) = (Duration::from_secs(2), Instant::now());
-    assert!(is_taken(&waiting.acquire("work", LEASE, timeout).await));
-    let waited = started.elapsed();
-    assert!(
-        waited >= timeout && waited < promised(timeout + Duration::from_secs(1)),
-        "gave up after {waited:?}"
-    );
-    let stats: String = redis.query(&["INFO", "commandstats"]).await;
-    let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=")).unwrap();
-    let calls: u32 = calls.split(',').next().unwrap().parse().unwrap();
-    // The pause starts at 10 ms and doubles up to 500 ms, so there are 8 to 20 tries in 2 s. Without backoff
-    // there would be 200.
-    assert!((5..=25).contains(&calls), "{calls} tries in {waited:?}");
-    lease.release().await.unwrap();
-    row.passed(2, &format!("{calls} tries in {waited:?}"));
+    on_locks(row, 2, async |_: &Row, locks: &Locks| -> Result<String, LeaseError> {
+        let (holder, waiting) = (locks.owner(), locks.owner());
+        let lease = holder.try_acquire("work", LONG_LEASE).await?;
+        let redis = locks.redis().await;
+        redis.query::<()>(&["CONFIG", "RESETSTAT"]).await;
+        let (timeout, started) = (Duration::from_secs(2), Instant::now());
+        assert!(is_taken(waiting.acquire("work", LEASE, timeout).await)?);
+        let waited = started.elapsed();
+        assert!(
+            waited >= timeout && waited < promised(timeout + Duration::from_secs(1)),
+            "gave up after {waited:?}"
+        );
+        let stats: String = redis.query(&["INFO", "commandstats"]).await;
+        let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=")).unwrap();
+        let calls: u32 = calls.split(',').next().unwrap().parse().unwrap();
+        // The pause starts at 10 ms and doubles up to 500 ms, so there are at most 20 tries in 2 s, and fewer on a
+        // machine that stalls. Without backoff there would be 200.
+        assert!((2..=25).contains(&calls), "{calls} tries in {waited:?}");
+        lease.release().await?;
+        Ok(format!("{calls} tries in {waited:?}"))
+    })
+    .await;
 }
