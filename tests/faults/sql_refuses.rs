@@ -60,7 +60,7 @@ async fn pause_is_rejected(core: &Core) {
 
 async fn pause_is_in_force(core: &Core) {
     core.set_admin_state("demo", "pause").await.expect(200);
-    core.once().claim("demo", "too-late", "k").await.refused(403, "paused");
+    core.claim("demo", "too-late", "k").await.refused(403, "paused");
     core.set_admin_state("demo", "resume").await.expect(200);
 }
 
