@@ -10,7 +10,7 @@ use support::only_on;
 use support::process::{Process, Signal, command};
 use support::storm::ClaimOutcome;
 use support::topology::{ONE_SERVER, OWN};
-use support::{SOON, Servers};
+use support::{Core, SOON, Servers};
 use tempfile::NamedTempFile;
 
 use crate::fixture::{Fixture, ROOMY};
@@ -78,6 +78,21 @@ fn synced_before_the_answer(calls: &[String], user: &str) -> Option<bool> {
     Some(calls[written..answered].iter().any(synced))
 }
 
+/// Makes claims while Redis is traced. Returns the users whose claims were granted: the trace of a call that
+/// timed out may lack a write.
+async fn watched_claims(checker: &Checker, core: &Core) -> Vec<String> {
+    let mut granted = Vec::new();
+    for at in 0..10 {
+        let user = format!("watched-{at}-");
+        let outcome = checker.claim(core, &user, "k").await;
+        if matches!(outcome, ClaimOutcome::Claimed { replayed: false, .. }) {
+            granted.push(user);
+        }
+    }
+    assert!(granted.len() >= 5, "only {} of 10 claims were granted", granted.len());
+    granted
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fsync_precedes_the_answer() {
     only_on!(OWN, "it traces core's managed Redis");
@@ -89,14 +104,12 @@ async fn fsync_precedes_the_answer() {
     let Some(strace) = row.needs(Strace::attach(fixture.core.redis_pid().await, &trace).await) else {
         return;
     };
-    for at in 0..10 {
-        checker.claim(&fixture.core, &format!("watched-{at}-"), "k").await;
-    }
+    let users = watched_claims(&checker, &fixture.core).await;
     let calls = strace.detach().await;
-    for at in 0..10 {
+    for user in users {
         row.fault();
-        let synced = synced_before_the_answer(&calls, &format!("watched-{at}-"));
-        assert_eq!(synced, Some(true), "watched-{at} was answered before the sync");
+        let synced = synced_before_the_answer(&calls, &user);
+        assert_eq!(synced, Some(true), "{user} was answered before the sync");
     }
     fixture.judge(row, &checker, Expect::default()).await;
 }
@@ -114,13 +127,10 @@ async fn the_fsync_check_detects_everysec() {
     let Some(strace) = row.needs(Strace::attach(fixture.redis().await.pid().await, &trace).await) else {
         return;
     };
-    for at in 0..10 {
-        checker.claim(&fixture.core, &format!("watched-{at}-"), "k").await;
-    }
+    let users = watched_claims(&checker, &fixture.core).await;
     let calls = strace.detach().await;
-    let synced = |at| synced_before_the_answer(&calls, &format!("watched-{at}-"));
-    let late = (0..10).filter(|at| synced(*at) != Some(true)).count();
-    assert!(late > 5, "the check does not detect everysec");
+    let late = users.iter().filter(|user| synced_before_the_answer(&calls, user) != Some(true)).count();
+    assert!(late > users.len() / 2, "the check does not detect everysec");
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
