@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use support::checker::{Checker, Expect, Limits};
 use support::client::client;
-use support::process::Signal;
+use support::process::{Signal, runs};
 use support::storm::{ClaimAttempt, ClaimOutcome, claim_attempts};
 use support::topology::OWN;
-use support::{CoreOptions, SOON, only_on, promised};
+use support::wait::holds;
+use support::{CoreOptions, SOON, eventually, only_on, promised};
 
 use crate::fixture::Fixture;
 use crate::logs::{full_pipe, until_lines_are_lost};
@@ -59,6 +60,8 @@ impl Storm {
         let kill = self.checker.kill_after(first.len() / 2, redis);
         self.claim(first).await;
         kill.join().expect("the kill");
+        // The kill may come after the storm.
+        eventually(SOON, || async { holds(!runs(redis), || format!("Redis {redis} still runs")) }).await;
         assert_ne!(core.redis_pid().await, redis, "Redis was not killed");
         assert_eq!(self.checker.acknowledged().len(), first.len());
         core.set_admin_state("demo", "pause").await.expect(200);
