@@ -105,13 +105,14 @@ async fn core_rejects_a_redis_server_it_cannot_authenticate() {
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     checker.win(&fixture.core, 0..20).await;
     fixture.relayed("demo").await;
-    for (at, impostor) in Impostor::ALL.into_iter().enumerate() {
+    for impostor in Impostor::ALL {
         fixture.core.stop().await;
         row.fault();
         impostor.install(&certificates);
         fixture.server().kill_and_restart().await;
+        let waits = logged_waits(&fixture.core);
         fixture.core = fixture.core.launch_again();
-        grants_nothing_yet(&fixture, &checker, at + 1).await;
+        grants_nothing_yet(&fixture, &checker, waits + 1).await;
         Impostor::remove(&certificates);
     }
     // The certificate is right, but core's password is wrong.
@@ -120,22 +121,24 @@ async fn core_rejects_a_redis_server_it_cannot_authenticate() {
     fixture.server().kill_and_restart().await;
     let redis = fixture.redis().await;
     redis.query::<()>(&["ACL", "SETUSER", "core", "resetpass", ">another"]).await;
+    let waits = logged_waits(&fixture.core);
     fixture.core = fixture.core.launch_again();
-    grants_nothing_yet(&fixture, &checker, 3).await;
+    grants_nothing_yet(&fixture, &checker, waits + 1).await;
     redis.query::<()>(&["ACL", "SETUSER", "core", &format!(">{PASSWORD}")]).await;
     fixture.core.ready().await;
     fixture.judge(row, &checker, Expect::default()).await;
+}
+
+/// Returns the number of starts that had to wait for Redis.
+fn logged_waits(core: &Core) -> usize {
+    core.log().matches("still waiting for Redis").count()
 }
 
 /// Checks that core runs, has logged `times` times that it waits, and grants no claim.
 async fn grants_nothing_yet(fixture: &Fixture, checker: &Checker, times: usize) {
     let (core, redis) = (&fixture.core, fixture.redis().await);
     let before = (redis.counter("demo", "taken").await, fixture.sql.claims("demo").await);
-    eventually(SOON, || async {
-        let log = core.log();
-        holds(log.matches("still waiting for Redis").count() == times, || log.clone())
-    })
-    .await;
+    eventually(SOON, || async { holds(logged_waits(core) == times, || core.log()) }).await;
     assert_eq!(core.get("/readyz").await.status, 503);
     for user in 0..5 {
         assert_eq!(checker.claim(core, &format!("refused-{user}"), "k").await, ClaimOutcome::Unknown);
