@@ -24,6 +24,8 @@ use crate::{RedisServer, RedisView};
 pub const SERVICE: &str = "main";
 /// Silence after which a sentinel considers a server down; long enough for a busy machine.
 const DOWN_AFTER_MS: u32 = 2000;
+/// The silence with which a sentinel never does, in milliseconds; the sentinel uses the system clock.
+const NEVER_MS: &str = "3600000";
 /// Time limit of one failover attempt; the next one starts after twice as long.
 const FAILOVER_MS: u32 = 5000;
 /// Shorter periods for a sentinel's periodic work, so that tests need not wait.
@@ -309,6 +311,14 @@ impl SentinelSet {
             holds(info.contains("role:master"), || info.clone()).map(|()| now)
         })
         .await
+    }
+
+    /// Prevents failovers of a primary that answers slowly, for tests of another fault.
+    pub async fn never_fail_over(&self) {
+        for sentinel in &self.sentinels {
+            let set = ["SENTINEL", "SET", SERVICE, "down-after-milliseconds", NEVER_MS];
+            sentinel.view().await.query::<()>(&set).await;
+        }
     }
 
     /// Waits until each sentinel reports the other sentinels and two replicas that follow.

@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use crate::clock::{Clock, FrozenClock};
 use crate::cluster::{ClusterOptions, ClusterSet};
 use crate::redis_server::Kind;
-use crate::sentinel::{Access, SERVICE, SentinelSet};
+use crate::sentinel::{Access, SentinelSet};
 use crate::time_limits::SOON;
 use crate::times::now_ms;
 use crate::topology::Topology;
@@ -18,8 +18,6 @@ use crate::{RedisServer, RedisView};
 /// failovers. The value is in seconds, the maximum for a replica.
 const NEVER_S: &str = "2147483647";
 const NEVER_MS: &str = "2147483647000";
-/// The corresponding timeout of a sentinel, which uses the system clock.
-const SENTINEL_NEVER_MS: &str = "3600000";
 
 /// One server or a set of servers. Without failovers the first server of a set and the first three nodes of a
 /// cluster stay primaries.
@@ -66,10 +64,7 @@ impl Servers {
             Topology::Sentinel => {
                 let access = Access { kind, settings: &patient, environment, ..Access::default() };
                 let set = SentinelSet::start_with(access).await;
-                for sentinel in &set.sentinels {
-                    let set = ["SENTINEL", "SET", SERVICE, "down-after-milliseconds", SENTINEL_NEVER_MS];
-                    sentinel.view().await.query::<()>(&set).await;
-                }
+                set.never_fail_over().await;
                 Self::Sentinel(set)
             }
             Topology::Cluster => {
