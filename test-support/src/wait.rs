@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::RwLock;
 use tokio::task::spawn_blocking;
 
-use crate::Reply;
+use crate::{Reply, SOON};
 
 const POLL: Duration = Duration::from_millis(10);
 
@@ -46,6 +46,16 @@ pub async fn until_status(within: Duration, statuses: &[u16], call: impl AsyncFn
         holds(statuses.contains(&reply.status), || reply.text()).map(|()| reply)
     })
     .await
+}
+
+/// Repeats `call` while a store answers too late, which core reports as `unavailable`. Checks that the next
+/// answer is a problem with this status and code.
+pub async fn refused_in_time(status: u16, code: &str, call: impl AsyncFn() -> Reply) -> Reply {
+    let reply = eventually(SOON, || async {
+        let reply = call().await;
+        holds(reply.code() != "unavailable", || reply.text()).map(|()| reply)
+    });
+    reply.await.refused(status, code)
 }
 
 static MACHINE: RwLock<()> = RwLock::const_new(());

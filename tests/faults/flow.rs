@@ -55,8 +55,8 @@ async fn flow(row: Row, mut fixture: Fixture) {
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
-/// Repeats a claim until it is decided. Returns the decision and the number of calls: a later call may find the
-/// claim that an earlier call was granted too late.
+/// Repeats a claim until it is decided. Returns the decision and the number of calls: a later call may find
+/// the claim that an earlier call made without an answer in time.
 async fn decided_in(
     core: &Core,
     checker: &Checker,

@@ -10,7 +10,7 @@ use support::core_client::API_TOKEN;
 use support::core_client::campaign;
 use support::raw::{Raw, status};
 use support::times::{from_now, ms};
-use support::wait::holds;
+use support::wait::{holds, refused_in_time};
 use support::{Core, CoreOptions, Reply, SOON, eventually, heavy};
 
 use crate::fixture::Fixture;
@@ -338,8 +338,8 @@ async fn import_until_killed(fixture: &Fixture, id: &str, file: &str) -> bool {
     answer.is_ok_and(|reply| reply.expect(200).status == 200)
 }
 
-/// Imports `file` into new campaigns until core is killed amid an import. On a machine that stalls, an import may
-/// end before the kill. Returns the campaign's id and its number of claims.
+/// Imports `file` into new campaigns until core is killed amid an import. On a machine that stalls, an import
+/// may end before the kill. Returns the campaign's id and its number of claims.
 async fn killed_amid_an_import(row: &Row, fixture: &mut Fixture, file: &str) -> (String, usize) {
     for at in 0..5 {
         let id = format!("demo{at}");
@@ -370,9 +370,10 @@ async fn the_same_file_completes_a_killed_import(row: Row, mut fixture: Fixture)
     let units = json!({"units": 1, "idempotency_key": "k"});
     let path = format!("/admin/v1/campaigns/{id}/add");
     core.admin(Method::POST, &path, &units).await.refused(409, "import_unfinished");
-    core.once().claim(id, "user-1", "k").await.refused(503, "campaign_not_ready");
-    let user = core.once().get(&format!("/internal/v1/campaigns/{id}/users/user-1")).await;
-    user.refused(503, "campaign_not_ready");
+    let claim = async || core.once().claim(id, "user-1", "k").await;
+    refused_in_time(503, "campaign_not_ready", claim).await;
+    let user = async || core.once().get(&format!("/internal/v1/campaigns/{id}/users/user-1")).await;
+    refused_in_time(503, "campaign_not_ready", user).await;
     let report = fixture.reconciliation(id).await;
     assert_eq!(report["differences"][0]["name"], "not_ready", "{report}");
     import(core, id, "user_id,quantity\nann,1\n").await.refused(409, "import_unfinished");
@@ -396,24 +397,27 @@ async fn a_campaign_does_not_open_during_an_import(row: Row, fixture: Fixture) {
     // The state that a core leaves if it dies after its first transaction.
     let broken_off = "import_digest = 'of a file', evicted_at = 1, evicted_taken = 0, evicted_sequence = 0, epoch = epoch + 1";
     fixture.sql.change_campaign("demo", broken_off).await;
-    let report = |reply: Reply| (reply.status, reply.code());
-    let unfinished = (503, "campaign_not_ready".to_owned());
     eventually(SOON, || async {
-        let now = report(core.once().claim("demo", "ann", "k").await);
-        holds(now == unfinished, || format!("{now:?}"))
+        let reply = core.once().claim("demo", "ann", "k").await;
+        holds(reply.code() == "campaign_not_ready", || reply.text())
     })
     .await;
+    let is_not_ready = async || {
+        let claim = async || core.once().claim("demo", "ann", "k").await;
+        refused_in_time(503, "campaign_not_ready", claim).await;
+    };
     fixture.sql.change_campaign("demo", "starts_at = 1577836800000").await;
     eventually(SOON, || async {
-        assert_eq!(report(core.once().claim("demo", "ann", "k").await), unfinished);
+        is_not_ready().await;
         let view = view(core, "demo").await;
         holds(ms(view["starts_at"].as_str().unwrap()) == 1_577_836_800_000, || view.to_string())
     })
     .await;
-    assert_eq!(report(core.once().claim("demo", "ann", "k").await), unfinished);
+    is_not_ready().await;
     core.set_admin_state("demo", "resume").await.refused(409, "import_unfinished");
     core.set_admin_state("demo", "pause").await.refused(409, "import_unfinished");
-    core.once().get("/internal/v1/campaigns/demo").await.refused(503, "campaign_not_ready");
+    let read = async || core.once().get("/internal/v1/campaigns/demo").await;
+    refused_in_time(503, "campaign_not_ready", read).await;
     assert_eq!(core.admin_get("/admin/v1/campaigns").await.json()["items"][0]["ready"], false);
     // An admin who has lost the file can end the campaign.
     core.set_admin_state("demo", "end").await.expect(200);

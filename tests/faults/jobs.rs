@@ -1,6 +1,7 @@
 //! Core's background work: a failing campaign does not block other campaigns, no job runs in a busy loop, and
 //! an idle core costs almost nothing.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use reqwest::Method;
@@ -11,7 +12,7 @@ use support::only_on;
 use support::process::{Signal, cpu_ms, runs, signal_group, signal_pid, signal_pids};
 use support::sql::Sql;
 use support::topology::OWN;
-use support::wait::{holds, until_status};
+use support::wait::{holds, refused_in_time, until_status};
 use support::{Core, RedisView, SOON, eventually, promised};
 use tokio::time::sleep;
 
@@ -30,6 +31,12 @@ const RETURNED_MAX: Duration = Duration::from_secs(2);
 /// Waits until `core` grants `user` a unit of `campaign`.
 async fn wins(core: &Core, campaign: &str, user: &str) {
     until_status(SOON, &[200, 201], async || core.claim(campaign, user, "k").await).await;
+}
+
+/// Checks that `core` rejects a claim because `campaign` is not ready.
+async fn is_not_ready(core: &Core, campaign: &str) {
+    let claim = async || core.once().claim(campaign, "bob", "k").await;
+    refused_in_time(503, "campaign_not_ready", claim).await;
 }
 
 async fn create_holding(core: &Core, id: &str, hold_seconds: u32) {
@@ -102,7 +109,7 @@ async fn a_hanging_load_does_not_block_other_loads_or_sweeps() {
     let held = fixture.sql.hold_campaign("stuck").await;
     row.fault();
     redis.query::<()>(&["DEL", &key("stuck", "users")]).await;
-    fixture.core.once().claim("stuck", "bob", "k").await.refused(503, "campaign_not_ready");
+    is_not_ready(&fixture.core, "stuck").await;
     sleep(Duration::from_secs(1)).await;
     fixture.core.claim("held", "alice", "k").await.expect(201);
     row.fault();
@@ -110,7 +117,7 @@ async fn a_hanging_load_does_not_block_other_loads_or_sweeps() {
     wins(&fixture.core, "lost", "bob").await;
     until_returned(&redis, "held", promised(Duration::from_secs(8))).await;
     redis.relayed("lost", SOON).await;
-    fixture.core.once().claim("stuck", "bob", "k").await.refused(503, "campaign_not_ready");
+    is_not_ready(&fixture.core, "stuck").await;
     held.release().await;
     wins(&fixture.core, "stuck", "bob").await;
     row.passed(6, "one loaded and one swept meanwhile");
@@ -137,18 +144,19 @@ async fn claims_rejected_during_a_load_do_not_cause_a_busy_loop() {
     redis.query::<()>(&["DEL", &key("loading", "users")]).await;
     sleep(Duration::from_millis(500)).await;
     let (before, started) = (redis.script_calls().await, Instant::now());
+    let claims = Cell::new(0_u64);
     for user in 0..CLAIMS {
-        fixture
-            .core
-            .once()
-            .claim("loading", &format!("u{user}"), "k")
-            .await
-            .refused(503, "campaign_not_ready");
+        let claim = async || {
+            claims.set(claims.get() + 1);
+            fixture.core.once().claim("loading", &format!("u{user}"), "k").await
+        };
+        refused_in_time(503, "campaign_not_ready", claim).await;
     }
+    let claims = claims.into_inner();
     let calls = redis.script_calls().await - before;
     // In addition to each claim's own call, there may be a few calls for occasional load attempts.
     let tries_max = 20 * (1 + started.elapsed().as_secs());
-    assert!(calls <= CLAIMS + tries_max, "{calls} script calls for {CLAIMS} rejected claims");
+    assert!(calls <= claims + tries_max, "{calls} script calls for {claims} rejected claims");
     redis.query::<()>(&["DEL", lease]).await;
     wins(&fixture.core, "loading", "bob").await;
     row.passed(300, &format!("{calls} script calls for {CLAIMS} rejected claims"));
@@ -180,8 +188,8 @@ async fn relays_despite_broken(
     break_it: impl AsyncFnOnce(&mut Fixture, &RedisView),
 ) -> Fixture {
     const WINDOW: Duration = Duration::from_secs(3);
-    const LINES_MAX: usize = 15;
-    const CALLS_MAX: u64 = 600;
+    const LINES_MAX: u128 = 15;
+    const CALLS_MAX: u128 = 600;
     let redis = fixture.redis().await;
     for id in ["broken", "fine1", "fine2"] {
         fixture.core.create(id, json!({"total": 100})).await;
@@ -198,18 +206,18 @@ async fn relays_despite_broken(
             redis.relayed(id, promised(Duration::from_secs(5))).await;
         }
     }
+    let started = Instant::now();
     let (lines, calls) = (fixture.core.log().lines().count(), redis.calls(&[]).await);
     sleep(WINDOW).await;
     let lines = fixture.core.log().lines().count() - lines;
     let calls = redis.calls(&[]).await - calls;
-    assert!(lines <= LINES_MAX, "{lines} lines of log within {WINDOW:?}:\n{}", fixture.core.log());
-    assert!(calls <= CALLS_MAX, "{calls} commands within {WINDOW:?}");
-    row.passed(
-        12,
-        &format!(
-            "the other campaigns were relayed; {lines} lines of log, {calls} commands within {WINDOW:?}"
-        ),
-    );
+    // The window is longer on a machine that stalls.
+    let took = started.elapsed();
+    let allowed = |max: u128| max * took.as_millis() / WINDOW.as_millis();
+    let found = format!("{lines} lines of log, {calls} commands within {took:.1?}");
+    assert!(lines as u128 <= allowed(LINES_MAX), "{found}:\n{}", fixture.core.log());
+    assert!(u128::from(calls) <= allowed(CALLS_MAX), "{found}");
+    row.passed(12, &format!("the other campaigns were relayed; {found}"));
     fixture
 }
 
@@ -355,7 +363,7 @@ async fn the_lag_grows_during_any_other_fault() {
     rises_above(1.0).await;
     row.fault();
     fixture.redis().await.query::<u64>(&["DEL", &key("demo", "users")]).await;
-    fixture.core.once().claim("demo", "bob", "k").await.refused(503, "campaign_not_ready");
+    is_not_ready(&fixture.core, "demo").await;
     rises_above(4.0).await;
     row.fault();
     signal_pids(&fixture.redis_pids().await, Signal::STOP);

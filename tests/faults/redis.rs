@@ -12,7 +12,7 @@ use support::only_on;
 use support::process::{Signal, signal_pid};
 use support::storm::{ClaimAttempt, ClaimOutcome, claim_attempts};
 use support::topology::{ONE_SERVER, OWN};
-use support::wait::holds;
+use support::wait::{holds, refused_in_time};
 use support::{Core, CoreOptions, RedisView, SOON, Snapshot, eventually, promised};
 use tokio::time::sleep;
 
@@ -103,14 +103,19 @@ async fn claims_return_503_in_time_during_a_runaway_script() {
     let fixture = Fixture::external().await;
     let redis = fixture.redis().await;
     redis.query::<()>(&["CONFIG", "SET", "busy-reply-threshold", "200"]).await;
+    let other = fixture.redis().await;
     let loops = async |_: &Fixture| {
         let redis = redis.clone();
         tokio::spawn(async move {
             let _ = redis.try_query::<redis::Value>(&["EVAL", "while true do end", "0"]).await;
         });
-        sleep(Duration::from_millis(400)).await;
+        eventually(SOON, || async {
+            let reply = other.try_query::<String>(&["PING"]).await;
+            let is_busy = reply.as_ref().is_err_and(|error| error.to_lowercase().contains("busy"));
+            holds(is_busy, || format!("{reply:?}"))
+        })
+        .await;
     };
-    let other = fixture.redis().await;
     let killed = async |_: &Fixture| other.query(&["SCRIPT", "KILL"]).await;
     stalled(Row::begin("runaway script"), fixture, loops, killed).await;
 }
@@ -167,8 +172,8 @@ async fn claims_write_nothing_when_redis_is_out_of_memory() {
         if user == 30 {
             redis.query_all::<()>(&["FUNCTION", "FLUSH"]).await;
         }
-        let reply = fixture.core.once().claim("demo", &format!("u{user}"), "k").await;
-        reply.refused(503, "overloaded");
+        let claim = async || fixture.core.once().claim("demo", &format!("u{user}"), "k").await;
+        refused_in_time(503, "overloaded", claim).await;
     }
     assert_eq!(Snapshot::take(&redis, &sql, "demo").await, before, "rejected claims must write nothing");
     limit_memory(&redis, 0).await;

@@ -1,7 +1,7 @@
 //! Lost, late and broken replies, with the connection to Redis cut at every position; and callers that
 //! disconnect.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use support::checker::{Checker, Expect};
 use support::core_client::claim_body;
@@ -94,16 +94,23 @@ async fn a_connection_reset_makes_one_claim() {
     cut_at(Row::begin("connection reset"), Cut::Reset, 3).await;
 }
 
-/// Cuts one call of a new user until one request is decided: core's retry may miss its deadline on a machine that
-/// stalls. Returns the last outcome.
+/// Less than any timeout of core on its path to Redis: the shortest is 500 ms, for a connection. A core that
+/// does not retry a lost reply answers far sooner.
+const TIMEOUT_MIN: Duration = Duration::from_millis(400);
+
+/// Cuts one call of a new user until one request is decided: core's retry may miss its deadline on a machine
+/// that stalls. Returns the last outcome.
 async fn outcome_of_one_cut(fixture: &Fixture, checker: &Checker, cut: Cut, name: &str) -> ClaimOutcome {
     for at in 0..5 {
         let user = format!("{name}-{at}");
         fixture.proxy().cut(cut, &user, 1);
+        let began = Instant::now();
         let outcome = checker.claim(&fixture.core, &user, "k").await;
         if outcome != ClaimOutcome::Unknown {
             return outcome;
         }
+        let took = began.elapsed();
+        assert!(took >= TIMEOUT_MIN, "{cut:?}: core gave up after {took:?}, without a retry");
     }
     ClaimOutcome::Unknown
 }

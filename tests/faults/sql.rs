@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use support::checker::{Checker, Expect};
 use support::storm::ClaimOutcome;
+use support::wait::refused_in_time;
 use support::{CoreOptions, SOON};
 use tokio::time::sleep;
 
@@ -119,8 +120,8 @@ async fn the_outbox_never_exceeds_its_maximum() {
     row.fault();
     checker.win(&fixture.core, 0..50).await;
     for user in 50..60 {
-        let reply =
-            fixture.core.once().claim("demo", &format!("u{user}"), "k").await.refused(503, "overloaded");
+        let claim = async || fixture.core.once().claim("demo", &format!("u{user}"), "k").await;
+        let reply = refused_in_time(503, "overloaded", claim).await;
         assert!(!reply.header("retry-after").is_empty(), "{reply:?}");
     }
     for user in 0..50 {

@@ -12,7 +12,7 @@ use support::sentinel::SentinelSet;
 use support::signing::claim_id;
 use support::times::from_now;
 use support::topology::OWN;
-use support::wait::{holds, until_status};
+use support::wait::{holds, refused_in_time, until_status};
 use support::{Core, CoreOptions, Reply, SOON, eventually, heavy};
 
 use crate::fixture::Fixture;
@@ -120,7 +120,8 @@ async fn a_list_is_rejected_while_too_many_claims_await_sql() {
                  for _ = 1, 5000 do redis.call('XADD', KEYS[1], '*', unpack(entry[2])) end return 1";
     fixture.redis().await.query::<u64>(&["EVAL", often, "1", &key("demo", "outbox")]).await;
     fixture.redis().await.set_counter("demo", "backlog", 5_001).await;
-    let refused = list_claims(&fixture.core.once(), "").await.refused(503, "overloaded");
+    let list = async || list_claims(&fixture.core.once(), "").await;
+    let refused = refused_in_time(503, "overloaded", list).await;
     assert!(!refused.header("retry-after").is_empty());
     held.release().await;
     until_status(SOON, &[200], async || list_claims(&fixture.core, "").await).await;
@@ -200,6 +201,7 @@ async fn no_claim_is_listed_before_a_replica_has_it() {
     let row = Row::begin_on(kind, "a user's claims while no replica has them");
     let _turn = heavy().await;
     let set = SentinelSet::start(kind).await;
+    set.never_fail_over().await;
     let core = waiting_for_one(set.url()).start().await;
     has_members(&core, 2).await;
     core.create("demo", json!({})).await;
