@@ -54,8 +54,8 @@ fn is_taken(result: Result<Lease, LeaseError>) -> Result<bool, LeaseError> {
     }
 }
 
-/// Runs `check` on a new server, and again on another if Redis did not answer a call in time: the call may have
-/// had an effect. Ends the row with what `check` returns.
+/// Runs `check` on a new server, and again on another if Redis did not answer a call in time: the call may
+/// have had an effect. Ends the row with the text that `check` returns.
 async fn on_locks(
     row: Row,
     operations: usize,
@@ -296,8 +296,8 @@ async fn waiting_for_a_lease_backs_off() {
         let stats: String = redis.query(&["INFO", "commandstats"]).await;
         let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=")).unwrap();
         let calls: u32 = calls.split(',').next().unwrap().parse().unwrap();
-        // The pause starts at 10 ms and doubles up to 500 ms, so there are at most 20 tries in 2 s, and fewer on a
-        // machine that stalls. Without backoff there would be 200.
+        // The pause starts at 10 ms and doubles up to 500 ms, so there are at most 20 tries in 2 s, and fewer
+        // on a machine that stalls. Without backoff there would be 200.
         assert!((2..=25).contains(&calls), "{calls} tries in {waited:?}");
         lease.release().await?;
         Ok(format!("{calls} tries in {waited:?}"))

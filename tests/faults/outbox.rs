@@ -86,7 +86,8 @@ async fn dead_letters(redis: &RedisView) -> u64 {
     redis.query(&["XLEN", &key("demo", "dead_letters")]).await
 }
 
-/// Removes entries from the outbox, again if Redis did not answer in time; returns the number of pending events.
+/// Removes entries from the outbox, again if Redis did not answer in time; returns the number of pending
+/// events.
 async fn acknowledged(store: &RedisStore, keys: &Keys, entries: &[OutboxEntry]) -> u64 {
     eventually(SOON, || async {
         let mut session = store.session(keys.slot).await.map_err(|error| error.to_string())?;
