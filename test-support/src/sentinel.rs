@@ -24,7 +24,7 @@ use crate::{RedisServer, RedisView};
 pub const SERVICE: &str = "main";
 /// Silence after which a sentinel considers a server down; long enough for a busy machine.
 const DOWN_AFTER_MS: u32 = 2000;
-/// The silence with which a sentinel never does, in milliseconds; the sentinel uses the system clock.
+/// Silence longer than any test, in milliseconds of the system clock: a sentinel considers no server down.
 const NEVER_MS: &str = "3600000";
 /// Time limit of one failover attempt; the next one starts after twice as long.
 const FAILOVER_MS: u32 = 5000;
