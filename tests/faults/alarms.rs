@@ -17,7 +17,7 @@ use support::redis_server::Kind;
 use support::sentinel::SentinelSet;
 use support::signing::Signed;
 use support::topology::OWN;
-use support::wait::{holds, until_status};
+use support::wait::{holds, refused_in_time, until_status};
 use support::{Core, CoreOptions, RedisView, SOON, binary, eventually, only_on, undisturbed};
 use tempfile::TempDir;
 use tokio::time::sleep;
@@ -292,7 +292,7 @@ async fn without_sql(row: &Row, postgres: &Postgres, core: &Core, prometheus_ser
     for user in 0..OUTBOX_MAX {
         core.claim("full", &format!("u{user}"), "k").await.expect(201);
     }
-    core.once().claim("full", "late", "k").await.refused(503, "overloaded");
+    refused_in_time(503, "overloaded", async || core.once().claim("full", "late", "k").await).await;
     prometheus_server.fires("ClaimgateOverloaded").await;
 
     row.fault();
@@ -302,7 +302,8 @@ async fn without_sql(row: &Row, postgres: &Postgres, core: &Core, prometheus_ser
     // The campaign cannot be loaded without SQL. The loading core holds its lease until the test deletes it.
     row.fault();
     redis.query::<u64>(&["DEL", &key("damaged", "users")]).await;
-    core.once().claim("damaged", "a", "k").await.refused(503, "campaign_not_ready");
+    let call = async || core.once().claim("damaged", "a", "k").await;
+    refused_in_time(503, "campaign_not_ready", call).await;
     prometheus_server.fires("ClaimgateCampaignsNotReady").await;
     eventually(3 * SOON, || async {
         redis.query::<u64>(&["DEL", "cg:lease:{damaged}"]).await;
