@@ -10,6 +10,8 @@ use serde_json::{Value, json};
 
 use crate::client::{Client, REPEATABLE, Reply};
 use crate::times::from_now;
+use crate::wait::holds;
+use crate::{SOON, eventually};
 
 /// The API token that every core in the tests accepts.
 pub const API_TOKEN: &str = "a-back-ends-token-for-the-tests-only";
@@ -90,6 +92,17 @@ impl CoreClient {
     /// Claims units as the back end.
     pub async fn claim_units(&self, campaign: &str, user: &str, key: &str, quantity: u32) -> Reply {
         self.post_claim(&claim_body(campaign, user, key, quantity)).await
+    }
+
+    /// Claims one unit as the back end, and returns the first answer other than `unavailable`: a slow machine
+    /// may answer that to any claim. 200 then counts as 201.
+    pub async fn claim_once_available(&self, campaign: &str, user: &str, key: &str) -> Reply {
+        let once = self.once();
+        eventually(SOON, || async {
+            let reply = once.claim(campaign, user, key).await;
+            holds(reply.code() != "unavailable", || reply.text()).map(|()| reply)
+        })
+        .await
     }
 
     /// Claims one unit as the back end, marked as a first try.
