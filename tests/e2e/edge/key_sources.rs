@@ -12,7 +12,7 @@ use support::wait::holds;
 use support::{SOON, eventually, promised};
 
 use super::key_server::{Answer, DISCOVERY, JWKS, KeyServer};
-use super::key_sets::{claim, kid, lasting, until_logged, world, world_on_clock};
+use super::key_sets::{claim, claim_decided, kid, lasting, until_logged, world, world_on_clock};
 use super::run;
 
 /// A fetch may take 2 s; a loaded machine adds to it.
@@ -224,14 +224,14 @@ fn a_set_is_refreshed_at_its_max_age() {
         let mut clock = FrozenClock::at(now_ms());
         let variables = [("USER_JWT_JWKS_URL", &*server.url(JWKS))];
         let world = world_on_clock(&clock.environment(), "edge-keys-max-age", &variables).await;
-        let _ = claim(&world, &token(0)).await.expect(201);
+        let _ = claim_decided(&world, &token(0)).await.expect(201);
         for (number, (max_age_s, due_s)) in REFRESHES_S.into_iter().enumerate() {
             let (fetched_at_ms, old) = (clock.now_ms(), token(number));
             // The next set lacks the key of this one.
             server.answer(JWKS, set(number + 1));
             clock.set_ms(fetched_at_ms + (due_s - 1) * 1_000);
             for _ in 0..2 {
-                let _ = claim(&world, &old).await.expect(201);
+                let _ = claim_decided(&world, &old).await.expect(201);
             }
             assert_eq!(server.requests(JWKS), number + 1, "max-age={max_age_s} is not due");
             clock.set_ms(fetched_at_ms + (due_s + 1) * 1_000);
@@ -242,6 +242,6 @@ fn a_set_is_refreshed_at_its_max_age() {
             .await;
             assert_eq!(server.requests(JWKS), number + 2, "max-age={max_age_s}");
         }
-        let _ = claim(&world, &token(REFRESHES_S.len())).await.expect(201);
+        let _ = claim_decided(&world, &token(REFRESHES_S.len())).await.expect(201);
     });
 }
