@@ -84,7 +84,8 @@ async fn a_snapshot_has_counters_denials_and_recent_changes() {
         .until("paused and relayed, SQL up", |snapshot| {
             let demo = campaign(snapshot, "demo");
             let relayed = demo["ready"] == true && demo["backlog"] == 0;
-            relayed && demo["state"] == "paused" && snapshot["sql"]["state"] == "up"
+            let has_sql = snapshot["sql"]["state"] == "up" && snapshot["audit"].is_array();
+            relayed && demo["state"] == "paused" && has_sql
         })
         .await;
     let demo = campaign(&snapshot, "demo");
