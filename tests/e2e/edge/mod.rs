@@ -82,6 +82,10 @@ pub async fn until_rejected_early(world: &World, campaign: &str, code: &str) -> 
     eventually(SOON, || async {
         let _ = world.view(campaign).await;
         let keyless = world.send(world.claim_request(campaign, "early")).await;
+        if keyless.status == 503 {
+            // No claim without a key is repeated, and core may be slow.
+            return Err(keyless.text());
+        }
         let marked = world.first_try(campaign, "early", "k").await;
         assert_eq!((keyless.code().as_str(), marked.code().as_str()), (code, code));
         let reached = claims_sent_to_core(world, &keyless).len() + claims_sent_to_core(world, &marked).len();
