@@ -108,7 +108,8 @@ fn a_request_resent_by_the_browser_is_not_a_first_try() {
         let world = page_world().await;
         world.core.create("page-twice", json!({"total": 1})).await;
         let front = LossyProxy::to(world.edge.listen);
-        front.hold_before_losing(Duration::from_millis(500));
+        // Time until the edge shows the sale as sold out; less than the 6 s after which the page retries.
+        front.hold_before_losing(Duration::from_secs(4));
         let page = Browser::open("page-twice", PHONE).await;
         page.goto(&format!("http://{}/?campaign=page-twice", front.listen)).await;
         page.until(BUTTON, false).await;
