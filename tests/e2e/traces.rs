@@ -183,16 +183,22 @@ fn unauthenticated_callers_can_force_only_a_few_spans() {
         world.core.create("demo", json!({"total": 10})).await;
         let began = Instant::now();
         // Unauthenticated calls to the edge and to core.
-        for number in 0..100 {
-            let parent = format!("00-{}-{BROWSER}-01", trace_id(number + 1));
-            let request = world.request("POST", "/v1/campaigns/demo/claims");
-            let request =
-                request.header("Idempotency-Key", "k").header("traceparent", &parent).json(&json!({}));
-            world.send(request).await.refused(401, "unauthenticated");
-            let request = world.core.client().request(Method::POST, &world.core.url("/internal/v1/claims"));
-            let request = request.header("traceparent", &parent).json(&claim_body("demo", "mallory", "k", 1));
-            world.core.client().send(request).await.unwrap().refused(401, "unauthenticated");
-        }
+        // Concurrently, because the edge may sample 10 calls in each second that the calls take.
+        let calls = (0..100).map(|number| {
+            let (world, parent) = (&world, format!("00-{}-{BROWSER}-01", trace_id(number + 1)));
+            async move {
+                let request = world.request("POST", "/v1/campaigns/demo/claims");
+                let request =
+                    request.header("Idempotency-Key", "k").header("traceparent", &parent).json(&json!({}));
+                world.send(request).await.refused(401, "unauthenticated");
+                let request =
+                    world.core.client().request(Method::POST, &world.core.url("/internal/v1/claims"));
+                let request =
+                    request.header("traceparent", &parent).json(&claim_body("demo", "mallory", "k", 1));
+                world.core.client().send(request).await.unwrap().refused(401, "unauthenticated");
+            }
+        });
+        join_all(calls).await;
         let seconds = began.elapsed().as_secs() + 2;
         // Spans are sent in order, so once this span has been received, so have the earlier ones.
         claim(&world.core, "alice", TRACE, "01").await.expect(201);
@@ -230,7 +236,7 @@ async fn claims_in_one_redis_call_are_linked() {
                 signal_pid(redis, Signal::CONT);
             };
             let (replies, ()) = tokio::join!(join_all(claims), go_on);
-            assert!(replies.iter().all(|reply| [201, 503].contains(&reply.status)), "{replies:?}");
+            assert!(replies.iter().all(|reply| reply.is_created() || reply.status == 503), "{replies:?}");
             let spans = collector.spans();
             let linked = spans.iter().find(|span| span.name == "decide claims" && !span.links.is_empty());
             linked.cloned().ok_or_else(|| format!("no two claims were batched: {} spans", spans.len()))
