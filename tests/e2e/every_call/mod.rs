@@ -243,7 +243,8 @@ async fn baseline(core: &Core, sql: &Sql, call: &Call, fixture: &Fixture) -> [Va
 }
 
 /// Retries `call` after the crash. Checks that the fixture is in the state that one uninterrupted call
-/// leaves, or two if the call `counts_again`. `first_reply` is the reply before the crash, if any.
+/// leaves, or two if the call `counts_again`. `first_reply` is the reply before the crash, if it
+/// reported an outcome.
 async fn assert_counts_once(
     core: &Core,
     sql: &Sql,
@@ -255,7 +256,7 @@ async fn assert_counts_once(
     let again = send(core, &call.request(fixture), &core.admin_token()).await;
     let is_done = answer(&again) == (call.again.0, call.again.1.to_owned());
     if let Some(first_reply) = first_reply {
-        assert_eq!(first_reply.status, call.answer, "{}: {}", call.name, first_reply.text());
+        assert_first_answer(first_reply, call);
         assert!(is_done, "{} was acknowledged, but its retry returned: {}", call.name, again.text());
     }
     assert!(is_done || again.status == call.answer, "{}: {}", call.name, again.text());
@@ -304,9 +305,12 @@ async fn each_call_counts_once_despite_a_crash(mut core: Core, sql: Sql, receive
             cut_off(&mut core, requests, Duration::from_micros(rng.within(0, most))).await
         };
         core = core.restart().await;
+        // In the first round SQL is held, so core may answer `unavailable`: the outcome is unknown.
+        let is_known = |reply: &&Reply| round > 0 || reply.code() != "unavailable";
         let all = CALLS.iter().zip(&fixtures).zip(&first_replies).zip(&expected_states);
         let checks = all.map(|(((call, fixture), first_reply), expected_states)| {
-            assert_counts_once(&core, &sql, call, fixture, first_reply.as_ref(), expected_states)
+            let first_reply = first_reply.as_ref().filter(is_known);
+            assert_counts_once(&core, &sql, call, fixture, first_reply, expected_states)
         });
         join_all(checks).await;
         for (call, _) in CALLS.iter().zip(&first_replies).filter(|(_, first_reply)| first_reply.is_none()) {
