@@ -308,27 +308,29 @@ async fn a_failing_event_delays_only_events_of_its_own_claim() {
     body["hold_seconds"] = json!(3600);
     core.create_with(body).await;
     let (id, _) = webhook(&core, &receiver).await;
-    // The first event of user `bad` is accepted at the third try.
-    receiver.respond_with(|event, times| {
+    // The first event of user `bad` is accepted at the third try at the earliest, and after that of `good`.
+    let mut is_good_received = false;
+    receiver.respond_with(move |event, times| {
         let claim = &event["data"]["claim"];
+        is_good_received |= claim["user_id"] == "good";
         let is_first = claim["user_id"] == "bad" && claim["status"] == "held";
-        if is_first && times < 3 { status(500) } else { status(200) }
+        if is_first && (times < 3 || !is_good_received) { status(500) } else { status(200) }
     });
     let bad = core.claim("demo", "bad", "k").await.expect(201).json()["claim"]["id"].clone();
     until(&core, &id, |webhook| webhook["waiting"] == 1).await;
     transition(&core, &bad, "confirm").await;
     core.claim("demo", "good", "k").await.expect(201);
-    let summaries = receiver.until_received(5).await;
+    // If the event of `good` were delayed, the one of `bad` would be parked.
+    until(&core, &id, |webhook| webhook["waiting"] == 0 && webhook["delivered"] == 3).await;
+    let all = receiver.received();
+    let summaries: Vec<_> = all.iter().map(ReceivedEvent::summary).collect();
     let place = |what: &str| {
         summaries.iter().rposition(|one| one == what).unwrap_or_else(|| panic!("{what} in {summaries:?}"))
     };
-    assert!(place("good held") < place("bad held"), "other claims continue: {summaries:?}");
     assert!(place("bad held") < place("bad granted"), "in order: {summaries:?}");
-    let all = receiver.received();
     let tries: Vec<_> =
         all.iter().filter(|event| event.summary() == "bad held").map(|event| &event.id).collect();
-    assert!(tries.len() == 3 && tries.iter().all(|id| *id == tries[0]), "the same event: {tries:?}");
-    until(&core, &id, |webhook| webhook["waiting"] == 0 && webhook["delivered"] == 3).await;
+    assert!(tries.len() >= 3 && tries.iter().all(|id| *id == tries[0]), "the same event: {tries:?}");
 }
 
 #[tokio::test]
