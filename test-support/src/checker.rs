@@ -3,9 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream;
@@ -84,7 +83,9 @@ pub struct Checker {
     calls: AtomicUsize,
     unknown: AtomicUsize,
     /// Number of answers that acknowledged a claim.
-    granted: Arc<AtomicUsize>,
+    granted: AtomicUsize,
+    /// The number of acknowledged claims at which a process is killed, and its id.
+    victim: Mutex<Option<(usize, u32)>>,
 }
 
 impl Checker {
@@ -97,7 +98,8 @@ impl Checker {
             ended: Mutex::default(),
             calls: AtomicUsize::new(0),
             unknown: AtomicUsize::new(0),
-            granted: Arc::default(),
+            granted: AtomicUsize::new(0),
+            victim: Mutex::default(),
         }
     }
 
@@ -178,7 +180,11 @@ impl Checker {
     pub fn record(&self, attempt: &ClaimAttempt, outcome: ClaimOutcome) {
         match outcome {
             ClaimOutcome::Unknown => self.unknown.fetch_add(1, Ordering::Relaxed),
-            ClaimOutcome::Claimed { .. } => self.granted.fetch_add(1, Ordering::Relaxed),
+            ClaimOutcome::Claimed { .. } => {
+                let before = self.granted.fetch_add(1, Ordering::Relaxed);
+                self.kill_victim_of(before + 1);
+                before
+            }
             ClaimOutcome::Denied { .. } => 0,
         };
         let mut all = self.outcomes.lock().expect("the outcomes");
@@ -204,17 +210,24 @@ impl Checker {
         calls.buffer_unordered(concurrency).for_each(|_| async {}).await;
     }
 
-    /// Kills `pid` with SIGKILL as soon as `count` claims have been acknowledged. Uses a separate thread,
-    /// since the test's own tasks are busy with the storm and would react late.
-    pub fn kill_after(&self, count: usize, pid: u32) -> JoinHandle<()> {
-        let granted = Arc::clone(&self.granted);
-        std::thread::spawn(move || {
-            let deadline = Instant::now() + SOON;
-            while granted.load(Ordering::Relaxed) < count && Instant::now() < deadline {
-                std::thread::sleep(Duration::from_micros(100));
-            }
+    /// Kills `pid` with SIGKILL when [`Checker::record`] counts `count` acknowledged claims. No thread has to
+    /// be scheduled for it, so the process answers no claim that is sent later.
+    pub fn kill_at(&self, count: usize, pid: u32) {
+        *self.victim.lock().expect("the victim") = Some((count, pid));
+    }
+
+    fn kill_victim_of(&self, granted: usize) {
+        let mut victim = self.victim.lock().expect("the victim");
+        if let Some((_, pid)) = victim.take_if(|(count, _)| *count <= granted) {
             signal_pid(pid, Signal::KILL);
-        })
+        }
+    }
+
+    /// Checks that the process passed to [`Checker::kill_at`] was killed: enough claims were acknowledged.
+    pub fn assert_killed(&self) {
+        let victim = *self.victim.lock().expect("the victim");
+        let granted = self.granted.load(Ordering::Relaxed);
+        assert!(victim.is_none(), "{granted} claims were acknowledged, too few to kill {victim:?}");
     }
 
     /// Returns what is wrong in the answers themselves: limits that they exceed, and sequence numbers

@@ -27,11 +27,11 @@ const IN_FLIGHT_MAX: Duration = Duration::from_secs(7);
 async fn kill_during_claims(core: &Core, campaign: &str, victim: u32, rng: &mut Rng) -> Checker {
     let checker = Checker::create(core, campaign, LIMITS).await;
     let kill_after = usize::try_from(rng.within(1, 1000)).unwrap();
-    let killer = checker.kill_after(kill_after, victim);
+    checker.kill_at(kill_after, victim);
     checker
         .storm(core.client(), || core.url("/internal/v1/claims"), &claim_attempts(1000, 2), CONCURRENT_CLAIMS)
         .await;
-    killer.join().unwrap();
+    checker.assert_killed();
     let unknown = checker.outcomes().values().filter(|seen| **seen == ClaimOutcome::Unknown).count();
     println!("{campaign}: killed after {kill_after} acknowledged claims, {unknown} of 2,000 unknown");
     assert!(unknown > 0, "killed too late to lose any answer");
@@ -83,19 +83,25 @@ async fn retries_get_the_same_response_after_both_crash() {
     let limits = Limits { total: Some(50), per_user: Some(1), per_user_per_day: None };
     let (first, second) = (Checker::new("demo", limits), Checker::new("demo", limits));
     first.storm(core.client(), || core.url("/internal/v1/claims"), &claim_attempts(100, 1), 100).await;
+    first.resolve_unknown(&core).await;
     let redis = core.redis_pid().await;
     signal_pid(redis, Signal::KILL);
     core.kill();
     let core = core.restart().await;
     second.storm(core.client(), || core.url("/internal/v1/claims"), &claim_attempts(100, 1), 100).await;
+    let answered = second.outcomes();
+    second.resolve_unknown(&core).await;
     let after = second.outcomes();
     for (wish, seen) in &first.outcomes() {
         match (seen, &after[wish]) {
             (
                 ClaimOutcome::Claimed { id, sequence, .. },
-                ClaimOutcome::Claimed { id: again, sequence: place, replayed: true, .. },
+                ClaimOutcome::Claimed { id: again, sequence: place, replayed, .. },
             ) => {
                 assert_eq!((id, sequence), (again, place), "{wish:?}");
+                // The checker records a claim that it resends as a first answer.
+                let is_resent = answered[wish] == ClaimOutcome::Unknown;
+                assert!(*replayed || is_resent, "{wish:?} was granted twice");
             }
             (ClaimOutcome::Denied { code, .. }, ClaimOutcome::Denied { code: again, .. }) => {
                 assert_eq!(code, again, "{wish:?}");
