@@ -4,13 +4,13 @@ use std::fmt::Debug;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::client::{Client, REPEATABLE, Reply};
 use crate::times::from_now;
-use crate::wait::holds;
 use crate::{SOON, eventually};
 
 /// The API token that every core in the tests accepts.
@@ -94,13 +94,17 @@ impl CoreClient {
         self.post_claim(&claim_body(campaign, user, key, quantity)).await
     }
 
-    /// Claims one unit as the back end, and returns the first answer other than `unavailable`: a slow machine
-    /// may answer that to any claim. 200 then counts as 201.
+    /// Claims one unit as the back end, and returns the first answer other than `unavailable`, which a slow machine
+    /// may give to any claim.
     pub async fn claim_once_available(&self, campaign: &str, user: &str, key: &str) -> Reply {
-        let once = self.once();
+        let (once, repeats) = (self.once(), AtomicU32::new(0));
         eventually(SOON, || async {
             let reply = once.claim(campaign, user, key).await;
-            holds(reply.code() != "unavailable", || reply.text()).map(|()| reply)
+            if reply.code() == "unavailable" {
+                repeats.fetch_add(1, Ordering::Relaxed);
+                return Err(reply.text());
+            }
+            Ok(Reply { repeats: repeats.load(Ordering::Relaxed), ..reply })
         })
         .await
     }
