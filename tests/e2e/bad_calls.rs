@@ -94,9 +94,9 @@ async fn a_slow_request_head_times_out_while_others_are_served() {
 async fn a_dripping_body_times_out_while_others_are_served() {
     let core = Core::start().await;
     core.create("demo", json!({"total": 10})).await;
+    let started = Instant::now();
     let mut raw = Raw::connect(core.listen()).await;
     assert!(raw.send(format!("{}Content-Length: 4000\r\n\r\n", claim_head())).await);
-    let started = Instant::now();
     let dripping = async {
         loop {
             // Each byte counts as progress, so an idle timeout would never close the connection.
@@ -112,7 +112,7 @@ async fn a_dripping_body_times_out_while_others_are_served() {
     };
     let meanwhile = core.claim("demo", "bob", "meanwhile");
     let ((), meanwhile) = tokio::join!(dripping, meanwhile);
-    assert_eq!(meanwhile.status, 201);
+    meanwhile.expect(201);
     assert!(started.elapsed() > Duration::from_secs(8), "timed out after {:?}, not 10 s", started.elapsed());
     assert_eq!(core.campaign("demo").await["remaining"], 9);
 }
