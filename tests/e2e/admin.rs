@@ -9,7 +9,8 @@ use support::core_client::API_TOKEN;
 use support::core_client::campaign;
 use support::signing::claim_id;
 use support::times::{from_now, ms};
-use support::{Core, Reply};
+use support::wait::until_status;
+use support::{Core, Reply, SOON};
 
 const CAMPAIGNS: &str = "/admin/v1/campaigns";
 
@@ -65,7 +66,10 @@ async fn ten_concurrent_creations_make_one_campaign() {
     let body = campaign("demo", json!({"total": 5}));
     let made = join_all((0..10).map(|_| create(&core, &body))).await;
     let created = made.iter().filter(|reply| reply.status == 201).count();
-    assert_eq!((created, made.iter().all(|reply| reply.status < 300)), (1, true));
+    // The 201 may be among the lost answers.
+    let is_repeated = made.iter().any(|reply| reply.repeats > 0);
+    assert!(created == 1 || (created == 0 && is_repeated), "{made:?}");
+    assert!(made.iter().all(|reply| reply.status < 300), "{made:?}");
     core.claim("demo", "a", "k").await.expect(201);
 }
 
@@ -145,16 +149,28 @@ async fn a_patch_changes_only_the_fields_it_names() {
     );
 }
 
+/// Sends a change, and repeats it at the same version after a 503. Returns the status, and whether it was repeated.
+async fn change(core: &Core, path: &str, body: &Value) -> (u16, bool) {
+    let first = core.admin(Method::PATCH, path, body).await;
+    if first.status != 503 {
+        return (first.status, false);
+    }
+    let again = until_status(SOON, &[200, 409], async || core.admin(Method::PATCH, path, body).await).await;
+    (again.status, true)
+}
+
 #[tokio::test]
 async fn only_one_of_several_changes_to_a_version_succeeds() {
     let core = Core::start().await;
     core.create("demo", json!({})).await;
     let path = format!("{CAMPAIGNS}/demo");
     let bodies: Vec<_> = (0..10).map(|at| json!({"version": 1, "name": format!("n{at}")})).collect();
-    let made = join_all(bodies.iter().map(|body| core.admin(Method::PATCH, &path, body))).await;
-    let codes: Vec<_> = made.iter().map(|reply| reply.status).collect();
-    assert_eq!(codes.iter().filter(|code| **code == 200).count(), 1, "{codes:?}");
-    assert_eq!(codes.iter().filter(|code| **code == 409).count(), 9, "{codes:?}");
+    let made = join_all(bodies.iter().map(|body| change(&core, &path, body))).await;
+    let changed = made.iter().filter(|(status, _)| *status == 200).count();
+    // The 200 may be among the lost answers.
+    let is_repeated = made.iter().any(|(_, is_repeated)| *is_repeated);
+    assert!(changed == 1 || (changed == 0 && is_repeated), "{made:?}");
+    assert_eq!(made.iter().filter(|(status, _)| *status == 409).count(), 10 - changed, "{made:?}");
     assert_eq!(core.campaign("demo").await["version"], 2);
 }
 

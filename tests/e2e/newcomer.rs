@@ -183,9 +183,12 @@ async fn one_of_many_concurrent_creations_wins() {
     let body = json!({"id": "demo", "name": "Demo", "limits": {"total": 5}});
     let create = async || core.admin(Method::POST, "/admin/v1/campaigns", &body).await;
     let replies = futures_util::future::join_all((0..16).map(|_| create())).await;
-    let mut statuses: Vec<_> = replies.iter().map(|reply| reply.status).collect();
-    statuses.sort_unstable();
-    assert_eq!(statuses, [vec![200; 15], vec![201]].concat());
+    let statuses: Vec<_> = replies.iter().map(|reply| reply.status).collect();
+    let created = statuses.iter().filter(|status| **status == 201).count();
+    // The 201 may be among the lost answers.
+    let is_repeated = replies.iter().any(|reply| reply.repeats > 0);
+    assert!(created == 1 || (created == 0 && is_repeated), "{statuses:?}");
+    assert_eq!(statuses.iter().filter(|status| **status == 200).count(), 16 - created, "{statuses:?}");
     for reply in &replies {
         assert_eq!(reply.header("idempotent-replayed") == "true", reply.status == 200, "{}", reply.text());
         assert_eq!(reply.json()["state"], "open", "{}", reply.text());
