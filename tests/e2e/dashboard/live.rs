@@ -14,7 +14,7 @@ use support::pair::Pair;
 use support::postgres::Postgres;
 use support::process::{Signal, signal_pid};
 use support::rng::Rng;
-use support::storm::claim_attempts;
+use support::storm::{ClaimAttempt, claim_attempts};
 use support::topology::Topology;
 use support::wait::{holds, until_status};
 use support::{Core, CoreOptions, SOON, Sql, eventually, only_on, promised, times};
@@ -132,36 +132,43 @@ async fn claims_per_second_match_the_counters() {
     let mut before =
         stream.until("quiet", |snapshot| campaign(snapshot, "demo")["claims_per_s"] == 0.0).await;
     let checker = Checker::new("demo", Limits::default());
-    let stormed = async {
-        checker.storm(core.client(), || core.url("/internal/v1/claims"), &claim_attempts(200, 5), 8).await;
-        checker.resolve_unknown(&core).await;
-    };
-    let watched = async {
-        let mut compared = 0;
-        while campaign(&before, "demo")["taken"] != 1000 {
-            let now = stream.until("sent", |snapshot| campaign(snapshot, "demo")["ready"] == true).await;
-            let [(taken_before, ms_before), (taken, ms)] = [&before, &now].map(|snapshot| {
-                let demo = campaign(snapshot, "demo");
-                (demo["taken"].as_f64().unwrap(), times::ms(demo["server_time"].as_str().unwrap()))
-            });
-            // Snapshots may be missing if this test was too slow, and right after a stall of Redis the rate
-            // is unknown.
-            let speed = campaign(&now, "demo")["claims_per_s"].as_f64();
-            if let Some(speed) = speed.filter(|_| taken > taken_before && ms - ms_before < 1800) {
-                let passed_s = f64::from(i32::try_from(ms - ms_before).unwrap()) / 1000.0;
-                let reported = speed * passed_s;
-                assert!(
-                    (reported - (taken - taken_before)).abs() < 0.5,
-                    "{reported} claims according to the speed: {before:#} {now:#}"
-                );
-                compared += 1;
+    // All claims may be made between two missing snapshots: then new users claim.
+    let (mut compared, mut made) = (0, 0_u64);
+    while compared == 0 {
+        assert!(made < 20_000, "each storm was between two missing snapshots");
+        let attempts = claim_attempts(200, 5).into_iter();
+        let attempts: Vec<_> = attempts
+            .map(|attempt| ClaimAttempt { user: format!("{}-{made}", attempt.user), ..attempt })
+            .collect();
+        made += 1000;
+        let stormed = async {
+            checker.storm(core.client(), || core.url("/internal/v1/claims"), &attempts, 8).await;
+            checker.resolve_unknown(&core).await;
+        };
+        let watched = async {
+            while campaign(&before, "demo")["taken"] != made {
+                let now = stream.until("sent", |snapshot| campaign(snapshot, "demo")["ready"] == true).await;
+                let [(taken_before, ms_before), (taken, ms)] = [&before, &now].map(|snapshot| {
+                    let demo = campaign(snapshot, "demo");
+                    (demo["taken"].as_f64().unwrap(), times::ms(demo["server_time"].as_str().unwrap()))
+                });
+                // Snapshots may be missing if this test was too slow, and right after a stall of Redis the
+                // rate is unknown.
+                let speed = campaign(&now, "demo")["claims_per_s"].as_f64();
+                if let Some(speed) = speed.filter(|_| taken > taken_before && ms - ms_before < 1800) {
+                    let passed_s = f64::from(i32::try_from(ms - ms_before).unwrap()) / 1000.0;
+                    let reported = speed * passed_s;
+                    assert!(
+                        (reported - (taken - taken_before)).abs() < 0.5,
+                        "{reported} claims according to the speed: {before:#} {now:#}"
+                    );
+                    compared += 1;
+                }
+                before = now;
             }
-            before = now;
-        }
-        compared
-    };
-    let (compared, ()) = tokio::join!(watched, stormed);
-    assert!(compared > 0, "all claims were made between two missing snapshots");
+        };
+        tokio::join!(watched, stormed);
+    }
 }
 
 #[tokio::test]
@@ -185,30 +192,36 @@ async fn watchers_are_limited_and_leaving_frees_a_slot() {
     .await;
 }
 
-#[tokio::test]
-async fn all_watchers_share_one_snapshot_a_second() {
-    let core = Core::start().await;
+/// Opens five streams and reads four snapshots of each. Returns the times of all snapshots.
+async fn snapshot_times(core: &Core) -> BTreeSet<String> {
     let token = core.admin_token();
-    let mut reported: Vec<BTreeSet<String>> = Vec::new();
-    let mut watching = Vec::new();
+    let (mut times, mut watching) = (BTreeSet::new(), Vec::new());
     for _ in 0..5 {
-        watching.push(LiveStream::open(&core, &token).await);
+        watching.push(LiveStream::open(core, &token).await);
     }
     for stream in &mut watching {
-        let mut times = BTreeSet::new();
         for _ in 0..4 {
             let snapshot = stream.until("sent", |_| true).await;
             times.insert(snapshot["at"].as_str().unwrap().to_owned());
         }
-        reported.push(times);
     }
-    let all: BTreeSet<_> = reported.iter().flatten().collect();
-    // The streams are read one after the other, so each may start a second after the previous one.
-    assert!(all.len() <= 4 + 5, "{reported:#?}");
-    let times: Vec<_> = all.iter().map(|at| times::ms(at)).collect();
-    // Check the average: on a busy machine one snapshot may be late and the next on time.
-    let (span, seconds) = (times[times.len() - 1] - times[0], i64::try_from(times.len()).unwrap() - 1);
-    assert!(span + 500 > 1000 * seconds, "{times:?}");
+    times
+}
+
+#[tokio::test]
+async fn all_watchers_share_one_snapshot_a_second() {
+    let core = Core::start().await;
+    // On a busy machine the first snapshot may be later than the last one: then measure again.
+    eventually(SOON, || async {
+        let all = snapshot_times(&core).await;
+        // The streams are read one after the other, so each may start a second after the previous one.
+        assert!(all.len() <= 4 + 5, "{all:#?}");
+        let times: Vec<_> = all.iter().map(|at| times::ms(at)).collect();
+        // Check the average: on a busy machine one snapshot may be late and the next on time.
+        let (span, seconds) = (times[times.len() - 1] - times[0], i64::try_from(times.len()).unwrap() - 1);
+        holds(span + 500 > 1000 * seconds, || format!("{times:?}"))
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -255,12 +268,14 @@ async fn all_other_data_is_reported_while_sql_is_down() {
     core.claim("demo", "during", "k").await.expect(201);
     let away = stream
         .until("SQL down", |snapshot| {
-            snapshot["sql"]["state"] == "down" && campaign(snapshot, "demo")["taken"] == 2
+            let is_redis_up = snapshot["redis"]["state"] == "up";
+            is_redis_up && snapshot["sql"]["state"] == "down" && campaign(snapshot, "demo")["taken"] == 2
         })
         .await;
-    assert_eq!((&away["audit"], &away["redis"]["state"]), (&Value::Null, &json!("up")));
+    assert_eq!(away["audit"], Value::Null);
     assert_eq!(away["cores"].as_array().unwrap().len(), 1, "this core still lists itself");
-    let aged = |snapshot: &Value| snapshot["outbox"]["oldest_age_ms"].as_u64().unwrap() > 1000;
+    // The outbox is unknown if a probe of Redis failed.
+    let aged = |snapshot: &Value| snapshot["outbox"]["oldest_age_ms"].as_u64().is_some_and(|ms| ms > 1000);
     let waiting = stream.until("an old event in the outbox", aged).await;
     assert_eq!(waiting["outbox"]["events"], 1);
     postgres.start_again().await;
