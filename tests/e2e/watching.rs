@@ -8,18 +8,30 @@ use serde_json::{Value, json};
 use support::core_client::API_TOKEN;
 use support::process::Signal;
 use support::topology::Topology;
-use support::wait::holds;
+use support::wait::{holds, until_status};
 use support::{Core, CoreOptions, SOON, eventually};
 
 const CAMPAIGNS: &str = "/admin/v1/campaigns";
 
+/// Starts a core that has granted, replayed and denied one claim each, without a repeated call.
+async fn core_after_three_claims() -> Core {
+    loop {
+        let core = Core::start().await;
+        core.create("demo", json!({"total": 1})).await;
+        let replies = [
+            core.claim("demo", "metric-user", "metric-key").await.expect(201),
+            core.claim("demo", "metric-user", "metric-key").await.expect(200),
+            core.claim("demo", "metric-other", "metric-key").await.refused(409, "sold_out"),
+        ];
+        if replies.iter().all(|reply| reply.repeats == 0) {
+            return core;
+        }
+    }
+}
+
 #[tokio::test]
 async fn metrics_show_results_but_never_users() {
-    let core = Core::start().await;
-    core.create("demo", json!({"total": 1})).await;
-    core.claim("demo", "metric-user", "metric-key").await.expect(201);
-    core.claim("demo", "metric-user", "metric-key").await.expect(200);
-    core.claim("demo", "metric-other", "metric-key").await.refused(409, "sold_out");
+    let core = core_after_three_claims().await;
     core.sql().until("demo", 1).await;
     let expected = [
         "claimgate_relayed_events_total 1",
@@ -99,8 +111,10 @@ async fn both_listeners_report_the_health_of_core() {
     let own = json!([{"address": redis, "state": "up"}]);
     let internal = core.url("");
     for token in ["", "a-token-that-no-caller-has-been-given"] {
-        let reply =
-            core.client().call(Method::GET, &core.url("/readyz"), token, &Value::Null).await.expect(200);
+        let reply = until_status(SOON, &[200], async || {
+            core.client().call(Method::GET, &core.url("/readyz"), token, &Value::Null).await
+        })
+        .await;
         let members: Vec<_> = reply.json().as_object().unwrap().keys().cloned().collect();
         assert_eq!(
             members,
