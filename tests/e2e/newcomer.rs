@@ -167,7 +167,7 @@ async fn repeating_the_create_command_changes_nothing() {
     let core = Core::start().await;
     let words = ["campaign", "create", "tickets", "--total", "100", "--per-user", "3", "--json"];
     let first = run_against(&core, &words).await.ended(0);
-    assert!(first.err.is_empty(), "{first:?}");
+    assert!(first.error_lines().is_empty(), "{first:?}");
     let again = run_against(&core, &words).await.ended(0);
     again.one_line("tickets already exists with the same settings");
     for member in ["starts_at", "version", "limits"] {
