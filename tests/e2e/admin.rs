@@ -149,7 +149,8 @@ async fn a_patch_changes_only_the_fields_it_names() {
     );
 }
 
-/// Sends a change, and repeats it at the same version after a 503. Returns the status, and whether it was repeated.
+/// Sends a change, and repeats it at the same version after a 503. Returns the status, and whether it was
+/// repeated.
 async fn change(core: &Core, path: &str, body: &Value) -> (u16, bool) {
     let first = core.admin(Method::PATCH, path, body).await;
     if first.status != 503 {

@@ -118,8 +118,8 @@ fn batch(campaign: &str, number: usize) -> Vec<Value> {
     (0..256).map(|at| claim_body(campaign, &format!("u{number}-{at}"), "k", 1)).collect()
 }
 
-/// Resends batches whose answers were lost when core was killed, and checks that each claim counts once. On a slow
-/// machine core may answer all batches before it is killed: then the next campaign follows.
+/// Resends batches whose answers were lost when core was killed, and checks that each claim counts once. On a
+/// slow machine core may answer all batches before the kill: then the next campaign follows.
 async fn resent_batches_count_once(mut core: Core, sql: &Sql) {
     for round in 0..5 {
         let campaign = format!("demo{round}");
@@ -134,7 +134,8 @@ async fn resent_batches_count_once(mut core: Core, sql: &Sql) {
     panic!("every batch was answered before each kill");
 }
 
-/// Kills core when it has answered one of the campaign's batches. Returns each batch's answer; `None` if it was lost.
+/// Kills core when it has answered one of the campaign's batches. Returns each batch's answer; `None` if it was
+/// lost.
 async fn kill_during_batches(core: &mut Core, campaign: &str) -> Vec<Option<Reply>> {
     let client = client().once();
     let calls: Vec<_> = (0..BATCHES)

@@ -40,8 +40,8 @@ fn body(number: u64, refusals: &[Value]) -> Value {
     json!({"reporter": "an-isolate", "number": number, "refusals": refusals})
 }
 
-/// Starts a core with a small sale: of 3 units in 2 claims, with 4 refusals by core and 5 by an edge. Core also
-/// counts each 503 as a refusal, so another core is started if a claim was repeated.
+/// Starts a core with a small sale: of 3 units in 2 claims, with 4 refusals by core and 5 by an edge. Core
+/// also counts each 503 as a refusal, so another core is started if a claim was repeated.
 async fn small_sale() -> Core {
     loop {
         let core = Core::start().await;

@@ -217,7 +217,7 @@ async fn edges_without_a_body_hash_use_separate_permits() {
     .await;
 }
 
-/// Claims on new connections until the answer is not `unavailable`, which a slow machine may give to any claim.
+/// Claims on new connections until the answer is not `unavailable`, which a slow core may give to any claim.
 async fn claim_on_new_connection(core: &Core, user: &str) -> Option<u16> {
     eventually(SOON, || async {
         let mut raw = Raw::connect(core.listen()).await;

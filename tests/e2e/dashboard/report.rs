@@ -15,8 +15,8 @@ const OPEN: &str = "document.getElementById('report').open";
 const PROBLEM: &str = "document.getElementById('report-problem').textContent";
 const PAGE: &str = "document.querySelector('#report-body > div')?.shadowRoot.querySelector('main')";
 
-/// Starts a core on which a campaign was sold out over half an hour, with refusals of an edge that rise and fall.
-/// Core also counts each 503 as a refusal, so another core is started if a claim was repeated.
+/// Starts a core on which a campaign was sold out over half an hour, with refusals of an edge that rise and
+/// fall. Core also counts each 503 as a refusal, so another core is started if a claim was repeated.
 async fn sale() -> Core {
     loop {
         let core = with_roles().start().await;

@@ -184,7 +184,8 @@ fn a_report_whose_answer_is_lost_counts_once() {
         for _ in 0..7 {
             let _ = world.send_once(request.try_clone().unwrap()).await.refused(401, "unauthenticated");
         }
-        // Core has counted the first report, but the edge does not know. A slow edge sends it before the last call.
+        // Core has counted the first report, but the edge does not know. On a slow machine the last calls are
+        // in a later report.
         eventually(SOON, || async {
             let reported = report(&world.core, "lossy").await;
             let [at_edges, at_core] = refused(&reported, "unauthenticated");

@@ -152,8 +152,8 @@ fn claims_continue_while_the_edge_key_is_rotated() {
             [("CORE_URL", core_url.as_str()), ("EDGE_KEY", NEW_KEY), ("USER_JWT_KEY", user_jwt_key.as_str())];
         let new_edge = Edge::start(Runtime::from_env(), "edge-rotation-new", "test", &variables).await;
         let (is_new, is_over, claims) = (AtomicBool::new(false), AtomicBool::new(false), AtomicUsize::new(0));
-        // Claims that core itself answered with 503 were not rejected because of the key, and those that an open
-        // circuit breaker kept from core were not rejected either.
+        // Claims that core itself answered with 503 were not rejected because of the key. Neither were those
+        // that an open circuit breaker kept from core.
         let before = unavailable(&world.core).await;
         let (sent, undecided) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let keep_claiming = || async {
