@@ -93,15 +93,24 @@ fn the_dashboard_keeps_up_with_a_storm() {
             }
         };
         let watched = async {
-            page.until(&format!("Number({}.replace(',', '')) > 50", figure("claims")), true).await;
-            page.until(&format!("{}.length > 1", cell("storm", ".speed b")), true).await;
+            // At the same moment, because the storm may end soon.
+            let (all, storm) = (figure("claims"), cell("storm", ".speed b"));
+            page.until(&format!("Number({all}.replace(',', '')) > 9 && {storm}.length > 1"), true).await;
             page.until(&cell("storm", ".state"), "Sold out").await;
         };
         tokio::join!(stormed, watched);
         assert_eq!(checker.acknowledged().len(), 1000);
         page.until(&cell("storm", ".left b"), "0").await;
-        let reason = "document.querySelector('#reasons li')?.textContent.slice(0, 11)";
-        page.until(reason, "sold out300").await;
+        let reason = "document.querySelector('#reasons li')?.textContent";
+        if checker.call_count() == 1300 {
+            page.until(&format!("{reason}.slice(0, 11)"), "sold out300").await;
+        } else {
+            // A denial whose answer was lost is counted again.
+            let count = format!("parseInt({reason}.slice(8))");
+            let most = 300 + (checker.call_count() - 1300);
+            let is_counted = format!("{count} >= 300 && {count} <= {most}");
+            page.until(&format!("{reason}.startsWith('sold out') && {is_counted}"), true).await;
+        }
         page.until(&figure("claims"), "0").await;
         page.until(&figure("outbox"), "0").await;
         let drawn =
