@@ -94,8 +94,8 @@ impl CoreClient {
         self.post_claim(&claim_body(campaign, user, key, quantity)).await
     }
 
-    /// Claims one unit as the back end, and returns the first answer other than `unavailable`: a slow core may
-    /// give that to any claim.
+    /// Claims one unit as the back end, and returns the first answer other than `unavailable`: a slow core
+    /// may give that to any claim.
     pub async fn claim_once_available(&self, campaign: &str, user: &str, key: &str) -> Reply {
         let (once, repeats) = (self.once(), AtomicU32::new(0));
         eventually(SOON, || async {

@@ -35,8 +35,8 @@ pub async fn claim(world: &World, token: &str) -> Reply {
     world.send_once(request.bearer_auth(token)).await
 }
 
-/// Claims with a new key until the claim is decided: core or the edge may be slow. Returns a 503 that is caused
-/// by the token's keys.
+/// Claims with a new key until the claim is decided: core or the edge may be slow. Returns a 503 that is
+/// caused by the token's keys.
 pub async fn claim_decided(world: &World, token: &str) -> Reply {
     static COUNT: AtomicUsize = AtomicUsize::new(0);
     let key = format!("k{}", COUNT.fetch_add(1, SeqCst));
