@@ -155,7 +155,7 @@ async fn core_uses_the_primary_among_the_addresses_of_postgresql() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn core_uses_the_next_address_if_postgresql_refuses_the_connection() {
+async fn core_tries_the_next_address_if_postgresql_refuses() {
     let row = Row::begin("the first address of PostgreSQL's name refuses connections");
     let Some(()) = row.needs(require_namespaces()) else { return };
     let Some(postgres) = row.needs(Postgres::start().await) else { return };
