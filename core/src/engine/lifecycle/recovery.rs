@@ -380,7 +380,7 @@ impl Recovery {
         let limit_at_decision = row.limits.total.map(|total| u64::from(total).max(suspended.taken));
         let (epoch, count) = (suspended.epoch, suspended.high_water_mark.events);
         let mut rescued = 0;
-        let units_max = units_at_once(row);
+        let units_max = units_per_commit(row);
         let units = |(_, claim): &(UserId, ClaimRecord)| claim.quantity.into();
         for page in lacking.chunks(RESCUE_PAGE).flat_map(|page| parts(page, units_max, units)) {
             let event = |(user, claim): &(UserId, ClaimRecord)| ClaimEvent {
@@ -420,7 +420,7 @@ impl Recovery {
         epoch: Epoch,
     ) -> Result<u64, RecoveryError> {
         let known = handle.campaign();
-        let (campaign, units_max) = (&known.id, units_at_once(&known));
+        let (campaign, units_max) = (&known.id, units_per_commit(&known));
         let mut relayed = 0;
         let mut after = "0-0".to_owned();
         // False once the database has refused an entry: Redis has lost history, so later entries may be wrong
@@ -503,6 +503,6 @@ impl Recovery {
 }
 
 /// Returns the maximum number of units of the claims that one transaction writes: each unit may have a code.
-fn units_at_once(campaign: &Campaign) -> u64 {
+fn units_per_commit(campaign: &Campaign) -> u64 {
     if campaign.codes.is_some() { CODES_AT_ONCE } else { u64::MAX }
 }
