@@ -146,8 +146,7 @@ impl Client {
     }
 
     pub(crate) fn repetition(&self) -> Repetition {
-        let until = Instant::now() + if self.repeats { SOON } else { Duration::ZERO };
-        Repetition { until, count: 0 }
+        Repetition::new(if self.repeats { SOON } else { Duration::ZERO })
     }
 
     /// Starts a request for the test to complete.
@@ -178,6 +177,11 @@ pub(crate) struct Repetition {
 }
 
 impl Repetition {
+    /// Starts a call that may be retried `within` this time.
+    pub fn new(within: Duration) -> Self {
+        Self { until: Instant::now() + within, count: 0 }
+    }
+
     /// Returns whether the call should be retried after `reply`; first waits as long as `reply` requires.
     pub async fn may_follow(&mut self, reply: &Reply) -> bool {
         let may_help = [503, 408].contains(&reply.status) && REPEATABLE.contains(&reply.code().as_str());
@@ -189,7 +193,7 @@ impl Repetition {
         if Instant::now() >= self.until {
             return false;
         }
-        record(&format!("{} {} {}", reply.path, reply.status, reply.code()));
+        record_retry(reply);
         self.count += 1;
         tokio::time::sleep(reply.header("retry-after").parse().map_or(PAUSE, Duration::from_secs)).await;
         true
@@ -225,8 +229,14 @@ async fn read(response: Response) -> Result<Reply, reqwest::Error> {
     Ok(Reply { path, status, headers, body, repeats: 0 })
 }
 
-/// Appends a line with the test and the retried call to the file that `scripts/test.sh` counts.
-fn record(call: &str) {
+/// Records that the test retries the call with this answer.
+pub fn record_retry(reply: &Reply) {
+    record(&format!("{} {} {}", reply.path, reply.status, reply.code()));
+}
+
+/// Appends a line with the test and the retried call to the file that `scripts/test.sh` counts. A test that
+/// retries calls of [`Client::once`] records each retry itself.
+pub fn record(call: &str) {
     let thread = std::thread::current();
     let line = format!("{} {call}\n", thread.name().unwrap_or("(shared)"));
     eprint!("repeated: {line}");

@@ -4,14 +4,13 @@ use std::fmt::Debug;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::client::{Client, REPEATABLE, Reply};
+use crate::SOON;
+use crate::client::{Client, REPEATABLE, Repetition, Reply};
 use crate::times::from_now;
-use crate::{SOON, eventually};
 
 /// The API token that every core in the tests accepts.
 pub const API_TOKEN: &str = "a-back-ends-token-for-the-tests-only";
@@ -97,16 +96,13 @@ impl CoreClient {
     /// Claims one unit as the back end, and returns the first answer other than `unavailable`: a slow core
     /// may give that to any claim.
     pub async fn claim_once_available(&self, campaign: &str, user: &str, key: &str) -> Reply {
-        let (once, repeats) = (self.once(), AtomicU32::new(0));
-        eventually(SOON, || async {
+        let (once, mut repetition) = (self.once(), Repetition::new(SOON));
+        loop {
             let reply = once.claim(campaign, user, key).await;
-            if reply.code() == "unavailable" {
-                repeats.fetch_add(1, Ordering::Relaxed);
-                return Err(reply.text());
+            if reply.code() != "unavailable" || !repetition.has_time(&reply).await {
+                return Reply { repeats: repetition.count, ..reply };
             }
-            Ok(Reply { repeats: repeats.load(Ordering::Relaxed), ..reply })
-        })
-        .await
+        }
     }
 
     /// Claims one unit as the back end, marked as a first try.

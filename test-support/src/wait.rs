@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::RwLock;
 use tokio::task::spawn_blocking;
 
+use crate::client::Repetition;
 use crate::{Reply, SOON};
 
 const POLL: Duration = Duration::from_millis(10);
@@ -51,11 +52,13 @@ pub async fn until_status(within: Duration, statuses: &[u16], call: impl AsyncFn
 /// Repeats `call` while a store answers too late, which core reports as `unavailable`. Checks that the next
 /// answer is a problem with this status and code.
 pub async fn refused_in_time(status: u16, code: &str, call: impl AsyncFn() -> Reply) -> Reply {
-    let reply = eventually(SOON, || async {
+    let mut repetition = Repetition::new(SOON);
+    loop {
         let reply = call().await;
-        holds(reply.code() != "unavailable", || reply.text()).map(|()| reply)
-    });
-    reply.await.refused(status, code)
+        if reply.code() != "unavailable" || !repetition.has_time(&reply).await {
+            return reply.refused(status, code);
+        }
+    }
 }
 
 static MACHINE: RwLock<()> = RwLock::const_new(());

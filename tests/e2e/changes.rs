@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use reqwest::Method;
 use serde_json::{Value, json};
 use support::available::available;
-use support::client::Client;
+use support::client::{Client, record_retry};
 use support::core_client::API_TOKEN;
 use support::core_client::campaign;
 use support::follower::Follower;
@@ -167,6 +167,9 @@ fn long_poll(core: &Core, follower: &Follower) -> tokio::task::JoinHandle<(Reply
         // Another call may briefly hold the slot, and a slow machine may answer any call with `unavailable`.
         let reply = eventually(SOON, || async {
             let reply = send(&client, &url, &token).await;
+            if reply.code() == "unavailable" {
+                record_retry(&reply);
+            }
             let is_read = !["overloaded", "unavailable"].contains(&reply.code().as_str());
             holds(is_read, || reply.text()).map(|()| reply)
         });

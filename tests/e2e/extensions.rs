@@ -8,7 +8,7 @@ use support::core_client::campaign;
 use support::follower::Follower;
 use support::signing::{Signed, claim_id};
 use support::times::{ms, now_ms};
-use support::wait::holds;
+use support::wait::{holds, refused_in_time};
 use support::{Core, CoreOptions, Reply, SOON, Servers, eventually};
 
 use crate::on_postgres::on_postgres;
@@ -181,11 +181,8 @@ async fn a_full_outbox_rejects_extensions_but_not_confirmations() {
     assert_eq!(held.extended_until_s().await, HOLD_S, "nothing would be written");
     held.set_s(10).await;
     // A slow machine may answer any call with `unavailable`.
-    let refused = eventually(SOON, || async {
-        let reply = held.core.once().transition(&claim_id("demo", "alice", "k"), "extend").await;
-        holds(reply.code() != "unavailable", || reply.text()).map(|()| reply)
-    });
-    refused.await.refused(503, "overloaded");
+    let (once, id) = (held.core.once(), claim_id("demo", "alice", "k"));
+    refused_in_time(503, "overloaded", async || once.transition(&id, "extend").await).await;
     assert_eq!(held.expiry_s(&held.look_up().await), HOLD_S);
     assert_eq!(held.transition("confirm").await.expect(200).json()["claim"]["status"], "granted");
 }

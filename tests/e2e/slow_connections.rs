@@ -7,6 +7,7 @@ use claimgate_shared::http::BATCH_BYTES_MAX;
 use futures_util::future::join_all;
 use rustix::net::sockopt;
 use serde_json::json;
+use support::client::record;
 use support::core_client::API_TOKEN;
 use support::raw::{Raw, claim_request, status};
 use support::signing::Signed;
@@ -224,7 +225,11 @@ async fn claim_on_new_connection(core: &Core, user: &str) -> Option<u16> {
         raw.send(claim_request(&claim_body("demo", user, "k", 1).to_string())).await;
         let answer = raw.read_to_end().await;
         let text = String::from_utf8_lossy(&answer);
-        holds(!text.contains(r#""code":"unavailable""#), || text.to_string()).map(|()| status(&answer))
+        let is_unavailable = text.contains(r#""code":"unavailable""#);
+        if is_unavailable {
+            record("/internal/v1/claims 503 unavailable");
+        }
+        holds(!is_unavailable, || text.to_string()).map(|()| status(&answer))
     })
     .await
 }

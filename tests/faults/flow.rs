@@ -5,6 +5,7 @@ use std::cell::Cell;
 use reqwest::Method;
 use serde_json::{Value, json};
 use support::checker::{Checker, Expect, Limits};
+use support::client::record;
 use support::core_client::campaign;
 use support::storm::{ClaimAttempt, ClaimOutcome};
 use support::wait::holds;
@@ -69,6 +70,9 @@ async fn decided_in(
     let outcome = eventually(SOON, || async {
         calls.set(calls.get() + 1);
         let outcome = checker.send(core.client(), &core.url("/internal/v1/claims"), &attempt).await;
+        if outcome == ClaimOutcome::Unknown {
+            record("/internal/v1/claims undecided");
+        }
         holds(outcome != ClaimOutcome::Unknown, || format!("{attempt:?} is still unknown")).map(|()| outcome)
     })
     .await;

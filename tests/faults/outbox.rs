@@ -1,6 +1,7 @@
 //! Outbox entries that were not written by a core, and entries that two cores remove.
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 
 use claimgate_core::domain::event::OutboxEntry;
 use claimgate_core::store::redis::RedisStore;
@@ -10,6 +11,7 @@ use redis::{Client, Value};
 use reqwest::Method;
 use serde_json::json;
 use support::checker::{Checker, Expect};
+use support::client::record;
 use support::core_client::API_TOKEN;
 use support::inspect::key;
 use support::topology::ONE_SERVER;
@@ -86,12 +88,19 @@ async fn dead_letters(redis: &RedisView) -> u64 {
     redis.query(&["XLEN", &key("demo", "dead_letters")]).await
 }
 
+/// Records a call that is retried after an error of Redis; returns the error's text.
+fn retried(error: &impl Display) -> String {
+    let text = error.to_string();
+    record(&format!("outbox {text}"));
+    text
+}
+
 /// Removes entries from the outbox, again if Redis did not answer in time; returns the number of pending
 /// events.
 async fn acknowledged(store: &RedisStore, keys: &Keys, entries: &[OutboxEntry]) -> u64 {
     eventually(SOON, || async {
-        let mut session = store.session(keys.slot).await.map_err(|error| error.to_string())?;
-        store.acknowledge(&mut session, keys, entries, &[]).await.map_err(|error| error.to_string())
+        let mut session = store.session(keys.slot).await.map_err(|error| retried(&error))?;
+        store.acknowledge(&mut session, keys, entries, &[]).await.map_err(|error| retried(&error))
     })
     .await
 }
@@ -118,7 +127,7 @@ async fn an_entry_removed_by_two_cores_is_counted_once() {
     let read = async || {
         let page = eventually(SOON, || async {
             let page = store.outbox_page(&keys, OutboxLayout::Current, "0").await;
-            page.map_err(|error| error.to_string())
+            page.map_err(|error| retried(&error))
         });
         page.await.unwrap().0.entries
     };

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
+use support::client::record_retry;
 use support::clock::Clock;
 use support::edge::{Runtime, World, payload};
 use support::issuer::{Issuer, unsigned};
@@ -47,6 +48,7 @@ pub async fn claim_decided(world: &World, token: &str) -> Reply {
         let text = reply.text();
         let is_of_keys = ["the issuer's keys", "the token's key"].iter().any(|keys| text.contains(keys));
         if reply.status == 503 && !is_of_keys {
+            record_retry(&reply);
             repeats.fetch_add(1, SeqCst);
             return Err(text);
         }
