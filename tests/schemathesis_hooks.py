@@ -85,7 +85,8 @@ def limits_with_codes(limits):
     limits = dict(limits)
     if limits.get("total") is None:
         limits["total"] = 0
-    if isinstance(limits.get("per_claim"), int):
+    # 2000.0 is an integer too.
+    if isinstance(limits.get("per_claim"), (int, float)):
         limits["per_claim"] = min(limits["per_claim"], 1000)
     return limits
 
