@@ -1,7 +1,7 @@
 // Pause, resume, add, end, return: confirmed in a dialog, then sent as ordinary admin API requests.
 
 import { send } from "./calls.js";
-import { $, fill, show, words } from "./display.js";
+import { $, fill, show, whenClosed, words } from "./display.js";
 
 const DONE_MS = 10000;
 
@@ -135,4 +135,4 @@ $("ask-form").onsubmit = (event) => {
 	if (!asked.sending) submit();
 };
 $("ask-cancel").onclick = closeQuestion;
-$("ask").onclose = () => { asked = null; };
+whenClosed("ask", () => { asked = null; });

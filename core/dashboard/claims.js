@@ -4,7 +4,7 @@
 import { announce, ask } from "./actions.js";
 import { read, save } from "./calls.js";
 import { hasRole } from "./roles.js";
-import { $, element, fill, moment, number, show, words } from "./display.js";
+import { $, element, fill, moment, number, show, whenClosed, words } from "./display.js";
 
 const PAGE = 50;
 const STATUSES = ["granted", "held", "returned", "expired", "revoked"], TAKING_UNITS = ["granted", "held"];
@@ -108,4 +108,4 @@ $("claims-status").onchange = $("claims-codes").onchange = () => find();
 $("claims-more").onclick = () => find(shown.cursor);
 $("claims-csv").onclick = saveFound;
 $("claims-close").onclick = closeClaims;
-$("claims").onclose = () => { shown = null; };
+whenClosed("claims", () => { shown = null; });

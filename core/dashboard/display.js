@@ -20,6 +20,11 @@ export function show(target, text) {
 	if (element.textContent !== text) element.textContent = text;
 }
 
+// Calls `handler` when a dialog is closed. The event comes later than the close: by then, the dialog may be open again.
+export function whenClosed(id, handler) {
+	$(id).onclose = () => { if (!$(id).open) handler(); };
+}
+
 // Sets the texts that depend only on the language.
 export function showFixedTexts() {
 	document.documentElement.lang = words().tag;

@@ -3,7 +3,7 @@
 import { announce } from "./actions.js";
 import { read, send } from "./calls.js";
 import { browserZone, change, changedFields, creation, FIELDS, hasLimits, newTexts, PASSES, textsOf, textsOfCopy } from "./fields.js";
-import { $, element, fill, show, words } from "./display.js";
+import { $, element, fill, show, whenClosed, words } from "./display.js";
 
 const HINTS = ["id", "starts_at", "ends_at", "time_zone", "limits.total", "limits.per_user_per_day", "hold_seconds", "pass", "codes"];
 // The field of an error that names none.
@@ -178,7 +178,7 @@ $("edit-form").onsubmit = (event) => {
 	if (!shown.isBusy) submit();
 };
 $("edit-cancel").onclick = closeForm;
-$("edit").onclose = () => {
+whenClosed("edit", () => {
 	shown = null;
 	for (const { name } of FIELDS) showProblem(name, "");
-};
+});

@@ -1,7 +1,7 @@
 // The history of a campaign in a dialog: what was added and by how much, and every other change of its rules.
 
 import { read } from "./calls.js";
-import { $, element, exact, fill, moment, number, show, words } from "./display.js";
+import { $, element, exact, fill, moment, number, show, whenClosed, words } from "./display.js";
 import { LIMITS } from "./fields.js";
 
 const PAGE = 1000, PAGES_MAX = 5;
@@ -98,4 +98,4 @@ function textOf(name, value) {
 }
 
 $("history-close").onclick = closeHistory;
-$("history").onclose = () => { shown = null; };
+whenClosed("history", () => { shown = null; });

@@ -1,7 +1,7 @@
 // The report on a campaign's demand: core's page in a dialog, and as files to save.
 
 import { read, save } from "./calls.js";
-import { $, element, fill, show, words } from "./display.js";
+import { $, element, fill, show, whenClosed, words } from "./display.js";
 
 const FILES = { html: "text/html", csv: "text/csv", json: "application/json" };
 
@@ -60,4 +60,4 @@ async function saveReport(kind) {
 
 for (const kind of Object.keys(FILES)) $(`report-${kind}`).onclick = () => saveReport(kind);
 $("report-close").onclick = closeReport;
-$("report").onclose = () => { shown = null; };
+whenClosed("report", () => { shown = null; });

@@ -332,6 +332,28 @@ fn an_addition_with_unknown_outcome_is_resent_with_its_key() {
     });
 }
 
+/// The browser reports that a dialog was closed after it was opened again.
+#[test]
+fn a_dialog_reopened_before_its_close_event_works() {
+    in_browser("a_dialog_reopened_before_its_close_event_works", async {
+        let core = with_roles().start().await;
+        core.create("demo", json!({"total": 10})).await;
+        let page = signed_in_recorded(&core, "dashboard-reopened", OPERATOR).await;
+        page.press("[data-id=demo] .add").await;
+        page.until(FOCUS, "ask-input").await;
+        let reopen =
+            "document.getElementById('ask').addEventListener('close', () => { window.reported = true; });
+            document.getElementById('ask').close();
+            document.querySelector('[data-id=demo] .add').click()";
+        page.eval(&format!("(() => {{ {reopen} }})()")).await;
+        page.until("window.reported", true).await;
+        page.eval("document.getElementById('ask-input').value = '5'").await;
+        page.press("#ask-send").await;
+        page.until(DONE, "The total of “demo” is now 15.").await;
+        page.close().await;
+    });
+}
+
 #[test]
 fn a_late_response_does_not_close_a_newer_dialog() {
     in_browser("a_late_response_does_not_close_a_newer_dialog", async {
