@@ -3,6 +3,8 @@
 use serde_json::json;
 use support::browser::{Browser, DESKTOP, TOO_FAINT};
 use support::core_client::campaign;
+use support::wait::holds;
+use support::{SOON, eventually};
 
 use super::{OPERATOR, VIEWER, in_browser, with_roles};
 use crate::dashboard::page::{sign_in, visit};
@@ -130,8 +132,14 @@ fn an_operator_returns_a_claim_with_a_reason() {
 fn an_admin_may_see_the_codes_which_the_audit_records() {
     in_browser("an_admin_may_see_the_codes_which_the_audit_records", async {
         let core = with_roles().start().await;
-        core.run_out_of_codes("sale").await;
+        let waits = core.run_out_of_codes("sale").await;
         core.add_codes("sale", "SAVE-7F3A\n").await.expect(200);
+        // The page does not ask again, and core gives the code to the claim later.
+        eventually(SOON, || async {
+            let claim = core.look_up(&waits).await.expect(200).text();
+            holds(claim.contains("SAVE-7F3A"), || claim)
+        })
+        .await;
         let page = visit(&core, "dashboard-codes").await;
         sign_in(&page, &core.admin_token()).await;
         open(&page).await;
