@@ -338,12 +338,7 @@ impl SqlStore {
                 }
             }
         }
-        sqlx::query("UPDATE campaigns SET codes_assigned = $1, codes_pending_from = $2 WHERE id = $3")
-            .bind(to_i64(stock.assigned))
-            .bind(stock.pending_from.map(to_i64))
-            .bind(id.as_str())
-            .execute(&mut transaction.lease)
-            .await?;
+        write_numbers(transaction, id, stock).await?;
         Ok(complete)
     }
 
@@ -424,6 +419,21 @@ async fn record_codes(
     let after = write_rules(transaction, &before, &after, change).await?;
     number_change(transaction, &campaign.id).await?;
     Ok(after)
+}
+
+/// Writes the highest assigned number, and from which number on claims may be without codes.
+pub(super) async fn write_numbers(
+    transaction: &mut Transaction,
+    id: &CampaignId,
+    stock: CodeStock,
+) -> Result<(), SqlError> {
+    sqlx::query("UPDATE campaigns SET codes_assigned = $1, codes_pending_from = $2 WHERE id = $3")
+        .bind(to_i64(stock.assigned))
+        .bind(stock.pending_from.map(to_i64))
+        .bind(id.as_str())
+        .execute(&mut transaction.lease)
+        .await?;
+    Ok(())
 }
 
 pub(super) async fn add_to_stock(

@@ -13,7 +13,7 @@ use std::ops::RangeInclusive;
 use claimgate_shared::{CampaignId, ClaimCode};
 use sqlx::Row as _;
 
-use super::codes::{CODES_AT, add_to_stock, read_codes};
+use super::codes::{CODES_AT, add_to_stock, read_codes, write_numbers};
 use super::numbers::{to_i64, unsigned};
 use super::pool::Transaction;
 use super::{BULK_MAX, SqlError, SqlStore, campaigns, statements};
@@ -63,12 +63,7 @@ impl SqlStore {
         let pending_from = self.pending_from(&mut transaction, id, stock, &freed.emptied).await?;
         let stock = CodeStock { assigned, pending_from, ..stock };
         self.fill(&mut transaction, id, stock, &freed).await?;
-        sqlx::query("UPDATE campaigns SET codes_assigned = $1, codes_pending_from = $2 WHERE id = $3")
-            .bind(to_i64(stock.assigned))
-            .bind(stock.pending_from.map(to_i64))
-            .bind(id.as_str())
-            .execute(&mut transaction.lease)
-            .await?;
+        write_numbers(&mut transaction, id, stock).await?;
         transaction.commit().await?;
         Ok(lost.len() as u64)
     }
