@@ -403,8 +403,8 @@ fn path_without_redis(directory: &Path) -> Option<(&'static str, PathBuf)> {
     let programs = directory.join("programs");
     if std::fs::create_dir(&programs).is_ok() {
         let path = std::env::var_os("PATH").expect("a PATH");
-        // Programs through which every process is started.
-        let starters = ["setpriv", "env"].map(|name| {
+        // Programs through which cores are started.
+        let starters = ["setpriv", "env", "sh", "prlimit", "unshare", "mount"].map(|name| {
             let mut places = std::env::split_paths(&path).map(|place| place.join(name));
             places.find(|file| file.is_file()).expect(name)
         });
