@@ -124,9 +124,9 @@ impl CoreOptions {
         self
     }
 
-    /// Closes standard error, as the shell does with `2>&-`.
+    /// Closes standard input, output and error, as the shell does with `<&- >&- 2>&-`.
     #[must_use]
-    pub fn without_log(mut self) -> Self {
+    pub fn without_standard_streams(mut self) -> Self {
         self.log = LogTarget::Closed;
         self
     }
@@ -142,7 +142,7 @@ impl CoreOptions {
             wrapper.extend(["prlimit".to_owned(), format!("--nofile={descriptors}:{descriptors}")]);
         }
         if matches!(self.log, LogTarget::Closed) {
-            wrapper.extend(["sh", "-c", "exec \"$@\" 2>&-", "sh"].map(str::to_owned));
+            wrapper.extend(["sh", "-c", "exec \"$@\" <&- >&- 2>&-", "sh"].map(str::to_owned));
         }
         match wrapper.split_first() {
             None => command(&program),

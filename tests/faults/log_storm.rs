@@ -102,11 +102,11 @@ async fn a_log_file_takes_the_lines_of_a_storm() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_closed_standard_error_changes_nothing() {
+async fn closed_standard_streams_change_nothing() {
     only_on!(OWN, "core's own Redis is killed");
-    let row = Row::begin("a storm with standard error closed");
+    let row = Row::begin("a storm with standard input, output and error closed");
     row.fault();
-    let storm = Storm::begin(row, CoreOptions::default().without_log()).await;
+    let storm = Storm::begin(row, CoreOptions::default().without_standard_streams()).await;
     storm.play().await;
     assert_eq!(storm.fixture.core.log(), "", "standard error was closed");
     storm.end().await;
