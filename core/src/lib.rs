@@ -22,6 +22,7 @@ pub mod redis_address;
 pub mod report_page;
 pub mod runtime;
 mod server;
+mod signals;
 pub mod step;
 pub mod store;
 pub mod traces;

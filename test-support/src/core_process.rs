@@ -30,6 +30,8 @@ pub struct CoreOptions {
     flags: Vec<&'static str>,
     /// `None` runs the binary under test.
     program: Option<PathBuf>,
+    /// A program with its arguments that becomes core's program.
+    through: &'static [&'static str],
     /// Limit of open files and connections; `None` inherits the test's limit.
     descriptors: Option<u32>,
     /// The file in place of `/etc/hosts`; `None` keeps that.
@@ -89,6 +91,13 @@ impl CoreOptions {
         self
     }
 
+    /// Starts core through another program, such as `env --ignore-signal=CHLD`.
+    #[must_use]
+    pub fn through(mut self, words: &'static [&'static str]) -> Self {
+        self.through = words;
+        self
+    }
+
     /// Limits the number of open files and connections.
     #[must_use]
     pub fn with_descriptors(mut self, descriptors: u32) -> Self {
@@ -141,6 +150,7 @@ impl CoreOptions {
         if let Some(descriptors) = self.descriptors {
             wrapper.extend(["prlimit".to_owned(), format!("--nofile={descriptors}:{descriptors}")]);
         }
+        wrapper.extend(self.through.iter().map(|word| (*word).to_owned()));
         if matches!(self.log, LogTarget::Closed) {
             wrapper.extend(["sh", "-c", "exec \"$@\" <&- >&- 2>&-", "sh"].map(str::to_owned));
         }
@@ -306,9 +316,14 @@ impl Core {
         self.process.pid()
     }
 
+    /// Returns the path of the log.
+    pub fn log_path(&self) -> PathBuf {
+        log_path(self.directory.path())
+    }
+
     /// Returns the complete log.
     pub fn log(&self) -> String {
-        std::fs::read_to_string(log_path(self.directory.path())).unwrap_or_default()
+        std::fs::read_to_string(self.log_path()).unwrap_or_default()
     }
 
     /// Waits until one line of the log contains all of `parts`.

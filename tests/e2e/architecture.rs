@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The layers of core, with the other modules of core that each layer may import.
-const LAYERS: [(&str, &[&str]); 23] = [
+const LAYERS: [(&str, &[&str]); 24] = [
     ("step", &[]),
     ("clock", &[]),
     ("connect", &[]),
@@ -19,6 +19,7 @@ const LAYERS: [(&str, &[&str]); 23] = [
     ("redis_address", &[]),
     ("report_page", &[]),
     ("runtime", &[]),
+    ("signals", &[]),
     ("webhook_hosts", &[]),
     ("config", &["credentials", "data_dir", "group_limits", "redis_address", "webhook_hosts"]),
     ("log", &["config", "metrics"]),

@@ -11,7 +11,7 @@ use support::rng::Rng;
 use support::storm::{ClaimOutcome, claim_attempts};
 use support::topology::OWN;
 use support::wait::{holds, until_status};
-use support::{Core, SOON, claim_body, eventually, heavy, promised};
+use support::{Core, CoreOptions, SOON, claim_body, eventually, heavy, promised};
 
 const ROUNDS: usize = 3;
 const LIMITS: Limits = Limits { total: Some(1500), per_user: Some(2), per_user_per_day: None };
@@ -230,4 +230,18 @@ async fn redis_is_restarted_each_time_it_dies() {
         last = now;
     }
     assert_eq!(core.sql().until("demo", 4).await.len(), 4);
+}
+
+/// A process that ignores SIGCHLD, as some supervisors do, hands this down to the programs that it starts.
+#[tokio::test]
+async fn redis_is_restarted_although_cores_parent_ignored_sigchld() {
+    only_on!(OWN, "core restarts only its own Redis");
+    let core = CoreOptions::default().through(&["env", "--ignore-signal=CHLD"]).start().await;
+    core.create("demo", json!({"total": 10})).await;
+    let redis = core.redis_pid().await;
+    signal_pid(redis, Signal::KILL);
+    // The kernel may take a moment to end a killed process.
+    eventually(SOON, || async { holds(!runs(redis), || format!("Redis {redis} still runs")) }).await;
+    until_status(SOON, &[200, 201], async || core.once().claim("demo", "alice", "k").await).await;
+    assert_ne!(core.redis_pid().await, redis);
 }

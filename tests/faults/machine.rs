@@ -1,5 +1,7 @@
 //! Faults of the machine: its clock, descriptors, processes and disk.
 
+use std::fs::OpenOptions;
+use std::io::Write as _;
 use std::process::Command;
 use std::time::Duration;
 
@@ -20,6 +22,7 @@ use support::{CoreOptions, SOON, Servers};
 use tokio::time::sleep;
 
 use crate::fixture::{Fixture, ROOMY};
+use crate::logs::until_lines_are_lost;
 use crate::tally::Row;
 
 const HOUR_MS: i64 = 3_600_000;
@@ -118,7 +121,7 @@ async fn core_recovers_from_exhausted_descriptors() {
     let (pid, url) = (fixture.core.pid(), fixture.core.url("/internal/v1/claims"));
     let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
     row.fault();
-    limit_descriptors(pid, open + 10);
+    set_limit(pid, "nofile", open + 10);
     let mut hoard = Vec::new();
     for _ in 0..100 {
         hoard.push(Raw::connect(fixture.core.listen()).await);
@@ -135,15 +138,38 @@ async fn core_recovers_from_exhausted_descriptors() {
         }
     }
     drop(hoard);
-    limit_descriptors(pid, 4096);
+    set_limit(pid, "nofile", 4096);
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
-/// Sets the soft limit of open files of a running process.
-fn limit_descriptors(pid: u32, count: usize) {
-    let done =
-        Command::new("prlimit").arg("--pid").arg(pid.to_string()).arg(format!("--nofile={count}:")).status();
-    assert!(done.expect("prlimit").success());
+/// Sets a soft limit of a running process.
+fn set_limit(pid: u32, resource: &str, limit: usize) {
+    let mut prlimit = Command::new("prlimit");
+    prlimit.arg("--pid").arg(pid.to_string()).arg(format!("--{resource}={limit}:"));
+    assert!(prlimit.status().expect("prlimit").success());
+}
+
+/// As with `ulimit -f`. By default, the kernel ends a process that writes beyond the limit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_log_at_its_size_limit_stops_nothing() {
+    /// More than the size of SQLite's files, which the limit also covers.
+    const LOG_BYTES: usize = 16 << 20;
+    only_on!(OWN, "the log does not depend on the servers");
+    let row = Row::begin("the log reaches the limit of a file's size");
+    let fixture = Fixture::managed().await;
+    let core = &fixture.core;
+    let checker = Checker::create(core, "demo", ROOMY).await;
+    let mut log = OpenOptions::new().append(true).open(core.log_path()).expect("a log");
+    log.write_all(&vec![b' '; LOG_BYTES]).expect("space");
+    row.fault();
+    set_limit(core.pid(), "fsize", LOG_BYTES);
+    // Each of these changes is a line of the log.
+    for verb in ["pause", "resume"] {
+        core.set_admin_state("demo", verb).await.expect(200);
+    }
+    until_lines_are_lost(core).await;
+    checker.win(core, 0..20).await;
+    fixture.judge(row, &checker, Expect::default()).await;
 }
 
 /// As with systemd's `TasksMax`: no process and no thread can be started.

@@ -43,6 +43,7 @@ use crate::engine::lifecycle::serving::ServingError;
 use crate::log::Log;
 use crate::runtime;
 use crate::server::serve;
+use crate::signals;
 use crate::store::sql::SqlError;
 use audit::AuditArgs;
 use campaigns::CampaignCommand;
@@ -188,7 +189,7 @@ fn without_empty_variables(command: clap::Command) -> clap::Command {
 }
 
 fn run_core(runtime: &Runtime, args: &ServeArgs) -> ExitCode {
-    let log = match Log::start(args.log_json) {
+    let log = match signals::install_handlers(runtime).and_then(|()| Log::start(args.log_json)) {
         Ok(log) => log,
         Err(error) => return fail(UNAVAILABLE, &error),
     };
