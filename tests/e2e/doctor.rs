@@ -104,7 +104,7 @@ async fn doctor(data: &Path, environment: &[(&str, &str)]) -> DoctorReport {
 }
 
 /// Creates a directory on disk, because the temporary directory may be in memory.
-fn directory() -> TempDir {
+pub fn directory() -> TempDir {
     private(Path::new(env!("CARGO_TARGET_TMPDIR"))).unwrap()
 }
 

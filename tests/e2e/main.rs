@@ -39,6 +39,7 @@ mod extensions;
 mod fairness;
 mod fast_path;
 mod figures;
+mod ipv6;
 mod js_client;
 mod newcomer;
 mod on_postgres;
