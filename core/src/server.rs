@@ -14,6 +14,7 @@ use axum::{Extension, Router};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
+use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::config::{Config, Secrets, TraceTarget};
@@ -65,7 +66,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     let setup = Setup::of(&config);
     let _locks = lock_data_dir(&config)?;
     let metrics = begin_metrics()?;
-    let traces = begin_traces(&config)?;
+    let traces = begin_traces(&config).await?;
     let listener = bind("CLAIMGATE_LISTEN", config.listen).await?;
     let admin_listener = bind("CLAIMGATE_ADMIN_LISTEN", config.admin_listen).await?;
     let (mut managed, redis_address) = redis(&config)?;
@@ -164,14 +165,16 @@ fn begin_metrics() -> anyhow::Result<PrometheusHandle> {
     Ok(metrics)
 }
 
-fn begin_traces(config: &Config) -> anyhow::Result<Option<TraceExport>> {
-    let begin = |to: &TraceTarget| TraceExport::start(&to.url, to.ratio, &config.core_id);
-    config.traces.as_ref().map(begin).transpose().context("CLAIMGATE_OTLP_URL")
+async fn begin_traces(config: &Config) -> anyhow::Result<Option<TraceExport>> {
+    let Some(TraceTarget { url, ratio }) = config.traces.clone() else { return Ok(None) };
+    let core_id = config.core_id.clone();
+    let begun = spawn_blocking(move || TraceExport::start(&url, ratio, &core_id)).await?;
+    begun.map(Some).context("CLAIMGATE_OTLP_URL")
 }
 
 async fn end_traces(traces: Option<TraceExport>) {
     if let Some(traces) = traces {
-        let _ = tokio::task::spawn_blocking(|| traces.stop()).await;
+        let _ = spawn_blocking(|| traces.stop()).await;
     }
 }
 

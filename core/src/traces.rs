@@ -15,10 +15,11 @@ use opentelemetry::propagation::TextMapPropagator as _;
 use opentelemetry::trace::{SpanKind, Status, TraceContextExt as _, Tracer as _, TracerProvider as _};
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_http::HeaderExtractor;
-use opentelemetry_otlp::{ExporterBuildError, SpanExporter, WithExportConfig as _};
+use opentelemetry_otlp::{SpanExporter, WithExportConfig as _, WithHttpConfig as _};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{Sampler, SdkTracer, SdkTracerProvider};
+use reqwest::blocking::Client;
 use tokio_rustls::rustls::crypto::ring;
 
 /// The tracer, set once tracing has started.
@@ -26,6 +27,9 @@ static TRACER: OnceLock<SdkTracer> = OnceLock::new();
 
 /// Timeout of one call to the collector.
 const EXPORT_MAX: Duration = Duration::from_secs(5);
+/// Timeout of connecting to the collector, divided evenly among the addresses of its name: the first one may swallow
+/// packets.
+const CONNECT_MAX: Duration = Duration::from_secs(2);
 /// Timeout of [`TraceExport::stop`].
 const STOP_MAX: Duration = Duration::from_secs(1);
 
@@ -39,16 +43,18 @@ pub struct TraceExport(SdkTracerProvider);
 impl TraceExport {
     /// Starts sending this process' traces by OTLP over HTTP to the collector at `url`. A request with a
     /// context is traced if that context is sampled. Of all other requests, the share `ratio`, 0 to 1, is
-    /// traced. `instance` distinguishes this core from other cores.
+    /// traced. `instance` distinguishes this core from other cores. Blocks: do not call it on a thread of the
+    /// runtime.
     ///
     /// # Errors
     /// If the exporter cannot be created. An unavailable collector is not an error: traces are lost until it
     /// answers.
-    pub fn start(url: &str, ratio: f64, instance: &str) -> Result<Self, ExporterBuildError> {
+    pub fn start(url: &str, ratio: f64, instance: &str) -> anyhow::Result<Self> {
         // The exporter's HTTP client requires a crypto provider, though it never uses one.
         let _ = ring::default_provider().install_default();
-        let exporter =
-            SpanExporter::builder().with_http().with_endpoint(url).with_timeout(EXPORT_MAX).build()?;
+        let client = Client::builder().no_proxy().connect_timeout(CONNECT_MAX).timeout(EXPORT_MAX).build()?;
+        let exporter = SpanExporter::builder().with_http().with_http_client(client).with_endpoint(url);
+        let exporter = exporter.with_timeout(EXPORT_MAX).build()?;
         let who = Resource::builder().with_service_name("claimgate-core").with_attributes([
             KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
             KeyValue::new("service.instance.id", instance.to_owned()),

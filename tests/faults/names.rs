@@ -3,7 +3,7 @@
 
 use std::fs::{self, Permissions};
 use std::io::Write as _;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use support::process::{Signal, command, free_address, own_loopback, with_hosts};
 use support::sql::Sql;
 use support::topology::OWN;
 use support::wait::holds;
-use support::{Core, CoreOptions, RedisServer, binary, eventually, only_on, promised};
+use support::{Core, CoreOptions, RedisServer, SOON, binary, eventually, only_on, promised};
 
 use tempfile::{NamedTempFile, TempDir};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional};
@@ -244,6 +244,50 @@ async fn the_doctor_reports_a_replica_at_localhost() {
     assert!(out.contains("redis.role") && !out.contains("redis.reachable"), "{out}");
     drop(replica);
     row.passed(1, "reported with its remedy");
+}
+
+/// Waits for a request to `receiver`, which must begin with `line`.
+async fn until_called(receiver: &TcpListener, line: &str) {
+    let (mut stream, _) =
+        timeout(SOON, receiver.accept()).await.expect("a connection").expect("a connection");
+    let mut head = vec![0; line.len()];
+    timeout(SOON, stream.read_exact(&mut head)).await.expect("a request").expect("a request");
+    assert_eq!(String::from_utf8_lossy(&head), line);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_webhook_is_sent_to_the_next_address_of_its_receiver() {
+    let row = Row::begin("the first address of a receiver's name swallows packets");
+    let Some(()) = row.needs(require_namespaces()) else { return };
+    let receiver = TcpListener::bind(free_address()).await.expect("a free address");
+    row.fault();
+    let name = Name::of(receiver.local_addr().expect("an address")).await;
+    let (first, url) = (Ipv4Addr::from(FIRST), format!("http://server.test:{}", name.port));
+    // Each private address of the name must be listed.
+    let hosts = format!("{url},http://{first}:{},http://{}", name.port, receiver.local_addr().unwrap());
+    let options = CoreOptions::default().with("CLAIMGATE_WEBHOOK_HOSTS", hosts);
+    let core = options.with_hosts(name.hosts()).start().await;
+    let webhook = json!({"url": format!("{url}/")});
+    core.admin(Method::POST, "/admin/v1/webhooks", &webhook).await.expect(201);
+    core.create("demo", json!({})).await;
+    core.claim("demo", "alice", "k").await.expect(201);
+    until_called(&receiver, "POST / HTTP/1.1").await;
+    row.passed(1, "sent to the next address");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn traces_are_sent_to_the_next_address_of_the_collector() {
+    let row = Row::begin("the first address of the collector's name swallows packets");
+    let Some(()) = row.needs(require_namespaces()) else { return };
+    let collector = TcpListener::bind(free_address()).await.expect("a free address");
+    row.fault();
+    let name = Name::of(collector.local_addr().expect("an address")).await;
+    let url = format!("http://server.test:{}", name.port);
+    let options = CoreOptions::default().with("CLAIMGATE_OTLP_URL", url).with("CLAIMGATE_TRACE_RATIO", "1");
+    let core = options.with_hosts(name.hosts()).start().await;
+    core.create("demo", json!({})).await;
+    until_called(&collector, "POST /v1/traces HTTP/1.1").await;
+    row.passed(1, "sent to the next address");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
