@@ -1,4 +1,4 @@
-//! The encoding of the database.
+//! The encoding and the collation of the database.
 
 use serde_json::json;
 use support::CoreOptions;
@@ -32,4 +32,13 @@ async fn a_database_that_stores_bytes_holds_every_name() {
     let core = CoreOptions::default().with("CLAIMGATE_DATABASE_URL", postgres.url("bytes")).start().await;
     core.create_with(json!({"id": "tea", "name": "龙井茶", "limits": {"total": 5}})).await;
     assert_eq!(core.campaign("tea").await["name"], "龙井茶");
+}
+
+#[tokio::test]
+async fn the_doctor_names_the_encoding_and_the_collation() {
+    let Some(postgres) = available("a database in UTF8", Postgres::start().await) else { return };
+    let url = postgres.database_sorted("sorted", "en-US").await;
+    let output = with_database(&["doctor"], &url).await;
+    let part = "checked: PostgreSQL: settings, clock, encoding UTF8, collation en-US of version ";
+    assert!(output.out.contains(part), "{output:?}");
 }

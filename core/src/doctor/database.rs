@@ -36,22 +36,16 @@ const SETTINGS: [(&str, &str, &str); 3] = [
 ];
 
 pub(super) async fn examine(database: &Database, report: &mut Report) {
-    let (part, checked, address) = match database {
+    let (checked, address) = match database {
         Database::Sqlite(file) if !file.exists() => {
             let note = format!("{} does not exist yet: core creates it at its first start", file.display());
             return report.notes.push(note);
         }
-        Database::Sqlite(file) => {
-            let checked = tokio::time::timeout(WAIT, sqlite(file)).await;
-            (format!("the database {}: readable and writable", file.display()), checked, "")
-        }
-        Database::Postgres(url) => {
-            let checked = tokio::time::timeout(WAIT, postgres(url)).await;
-            ("PostgreSQL: settings, clock".to_owned(), checked, url.as_str())
-        }
+        Database::Sqlite(file) => (tokio::time::timeout(WAIT, sqlite(file)).await, ""),
+        Database::Postgres(url) => (tokio::time::timeout(WAIT, postgres(url)).await, url.as_str()),
     };
     let (why, kind) = match checked {
-        Ok(Ok(findings)) => return report.add(part, findings),
+        Ok(Ok((part, findings))) => return report.add(part, findings),
         Ok(Err(error)) => match pooler::explain_pooler_error(error) {
             SqlError::Sql(error) => {
                 let fault = Server::at(address).fault_of(&error);
@@ -75,29 +69,31 @@ pub(super) async fn examine(database: &Database, report: &mut Report) {
     ));
 }
 
+/// The checked part, and the findings.
+type Examined = (String, Vec<Finding>);
+
 /// Checks that the file is a database and can be written; core itself sets how it is synced.
-async fn sqlite(file: &Path) -> Result<Vec<Finding>, SqlError> {
+async fn sqlite(file: &Path) -> Result<Examined, SqlError> {
+    let part = format!("the database {}: readable and writable", file.display());
     if matches!(access(file, Access::WRITE_OK), Err(Errno::ROFS | Errno::ACCESS)) {
         let problem = format!("{} cannot be written: {CONSEQUENCE}", file.display());
         let remedy = "mount its disk read-write, and give core's user write permission";
-        return Ok(vec![Finding::breaks("database.read_only", problem, remedy)]);
+        return Ok((part, vec![Finding::breaks("database.read_only", problem, remedy)]));
     }
     let mut sql = ExaminedDatabase::connect(&sqlite_url_to_read(file)).await?;
     sql.read_sqlite().await?;
     let found = claims_without_codes(&mut sql).await;
     sql.close().await?;
-    Ok(found)
+    Ok((part, found))
 }
 
-async fn postgres(url: &str) -> Result<Vec<Finding>, SqlError> {
+async fn postgres(url: &str) -> Result<Examined, SqlError> {
     let mut sql = ExaminedDatabase::connect(url).await?;
     // The checks below need a session that is not shared.
     if sql.shares_sessions(url).await? {
-        return Ok(vec![Finding::breaks(
-            "database.pooler",
-            pooler::SHARED,
-            "core does not start with this set-up",
-        )]);
+        let finding =
+            Finding::breaks("database.pooler", pooler::SHARED, "core does not start with this set-up");
+        return Ok(("PostgreSQL: pooler".to_owned(), vec![finding]));
     }
     let mut found = Vec::new();
     found.extend(read_only(&mut sql).await?);
@@ -127,8 +123,9 @@ async fn postgres(url: &str) -> Result<Vec<Finding>, SqlError> {
         (before_ms, clock::now().as_ms()),
     ));
     found.extend(claims_without_codes(&mut sql).await);
+    let part = format!("PostgreSQL: settings, clock, {}", sql.encoding_and_collation().await?);
     sql.close().await?;
-    Ok(found)
+    Ok((part, found))
 }
 
 /// Finds campaigns with granted claims without codes.

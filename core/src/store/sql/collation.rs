@@ -247,6 +247,17 @@ async fn execute(connection: &mut AnyConnection, statement: String) -> Result<()
     sqlx::raw_sql(AssertSqlSafe(statement)).execute(connection).await.map(drop)
 }
 
+/// Returns the encoding and the collation of the database, as text for people. The version is the
+/// one that PostgreSQL has recorded; C has none.
+pub(crate) async fn with_encoding(connection: &mut AnyConnection) -> Result<String, Error> {
+    // As JSON, since the columns differ between versions of PostgreSQL.
+    let described = "SELECT 'encoding ' || current_setting('server_encoding') || ', collation ' \
+        || COALESCE(this->>'datlocale', this->>'daticulocale', this->>'datcollate') \
+        || COALESCE(' of version ' || (this->>'datcollversion'), '') \
+        FROM (SELECT to_jsonb(pg_database) AS this FROM pg_database WHERE datname = current_database()) AS found";
+    sqlx::query_scalar(described).fetch_one(connection).await
+}
+
 /// Returns what is wrong if ids still have the database's collation, and libc or ICU now sorts differently
 /// from when the indexes were built: rows are then not found, or stored twice. `None` for collations without
 /// a version, such as C, and before PostgreSQL 15, which records no version.

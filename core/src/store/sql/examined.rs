@@ -52,6 +52,11 @@ impl ExaminedDatabase {
         Ok(connection_limits::low_connection_limit(&mut self.0).await?)
     }
 
+    /// Returns the encoding and the collation of a PostgreSQL database, as text for people.
+    pub(crate) async fn encoding_and_collation(&mut self) -> Result<String, SqlError> {
+        Ok(collation::with_encoding(&mut self.0).await?)
+    }
+
     /// Returns what is wrong with the encoding of a PostgreSQL database.
     pub(crate) async fn encoding_problem(&mut self) -> Result<Option<String>, SqlError> {
         Ok(encoding::problem(&mut self.0).await?)
