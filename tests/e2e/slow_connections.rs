@@ -9,6 +9,7 @@ use rustix::net::sockopt;
 use serde_json::json;
 use support::client::record;
 use support::core_client::API_TOKEN;
+use support::process::Signal;
 use support::raw::{Raw, claim_request, status};
 use support::signing::Signed;
 use support::wait::{holds, until_status};
@@ -31,6 +32,9 @@ const HEAD_MAX: Duration = Duration::from_secs(6);
 const IDLE_MAX: Duration = Duration::from_secs(102);
 /// Time limit of closing a connection whose peer does not read, which takes 20 s once the buffers are full.
 const STALLED_MAX: Duration = Duration::from_secs(30);
+
+/// Core must end this long after SIGTERM (docs/operations.md).
+const STOPPED_MAX: Duration = Duration::from_secs(15);
 
 /// Returns a claim with a known key id and a fresh timestamp, but signed with another key.
 fn forged(core: &Core) -> Signed {
@@ -324,12 +328,17 @@ async fn idle_connections_outlast_the_timeouts_of_clients() {
 
 /// Opens an event stream and never reads from it, like a watcher whose machine has vanished.
 async fn stalled_watcher(core: &Core) -> TcpStream {
+    let token = core.admin_token();
+    let head = format!("GET /admin/v1/live HTTP/1.1\r\nHost: core\r\nAuthorization: Bearer {token}\r\n\r\n");
+    stalled_caller(core, &head).await
+}
+
+/// Sends `requests` to the admin API on a connection with a small buffer, and reads the first status.
+async fn stalled_caller(core: &Core, requests: &str) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     sockopt::set_socket_recv_buffer_size(&socket, 1024).unwrap();
     let mut stream = socket.connect(core.admin_listen()).await.unwrap();
-    let token = core.admin_token();
-    let head = format!("GET /admin/v1/live HTTP/1.1\r\nHost: core\r\nAuthorization: Bearer {token}\r\n\r\n");
-    stream.write_all(head.as_bytes()).await.unwrap();
+    stream.write_all(requests.as_bytes()).await.unwrap();
     let mut status = [0; 12];
     stream.read_exact(&mut status).await.unwrap();
     assert_eq!(&status, b"HTTP/1.1 200");
@@ -356,4 +365,27 @@ async fn stalled_watchers_lose_their_slots() {
         holds(status == 200, || status.to_string())
     })
     .await;
+}
+
+/// As a Prometheus that is stopped, or whose network vanishes.
+#[tokio::test]
+async fn stalled_scrapers_stop_neither_claims_nor_a_shutdown() {
+    let mut core = Core::start().await;
+    core.create("demo", json!({})).await;
+    // The answers are larger than all buffers between core and a scraper.
+    let requests = "GET /metrics HTTP/1.1\r\nHost: core\r\n\r\n".repeat(1000);
+    let mut stalled = Vec::new();
+    for _ in 0..8 {
+        stalled.push(stalled_caller(&core, &requests).await);
+    }
+    for user in 0..50 {
+        core.claim("demo", &format!("u{user}"), "k").await.expect(201);
+    }
+    assert!(
+        core.metric::<f64>("claimgate_up{part=\"redis\"}").await.is_some(),
+        "another scraper gets an answer"
+    );
+    core.process().signal(Signal::TERM);
+    let status = core.process().wait(promised(STOPPED_MAX)).await;
+    assert!(status.success(), "core ended with {status} on SIGTERM:\n{}", core.log());
 }
