@@ -23,14 +23,26 @@ impl Threads {
     /// Reads the CPU time so far of the running threads of process `pid`.
     pub fn of(pid: u32) -> Self {
         let mut found = Self { relay: 0.0, others: 0.0 };
-        for entry in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
-            let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
-            let Some((name, seconds)) = thread(&stat) else { continue };
+        for (name, seconds) in threads(pid) {
             let is_relay = name == "relay" || name.starts_with("sqlx-sqlite");
             *if is_relay { &mut found.relay } else { &mut found.others } += seconds;
         }
         found
     }
+}
+
+/// Returns the seconds of CPU time so far of the threads of process `pid` that are called `wanted`.
+pub fn thread_seconds(pid: u32, wanted: &str) -> f64 {
+    threads(pid).filter(|(name, _)| name == wanted).map(|(_, seconds)| seconds).sum()
+}
+
+/// Returns the name of each running thread of process `pid`, and its seconds of CPU time so far.
+fn threads(pid: u32) -> impl Iterator<Item = (String, f64)> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    tasks.filter_map(|task| {
+        let stat = fs::read_to_string(task.path().join("stat")).ok()?;
+        thread(&stat).map(|(name, seconds)| (name.to_owned(), seconds))
+    })
 }
 
 /// Parses a thread's name and its seconds of CPU time, user and system.

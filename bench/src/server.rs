@@ -100,6 +100,14 @@ impl Server {
         Ok(server)
     }
 
+    /// Starts core with these options and a Redis server that syncs once a second.
+    pub async fn start_with_options(options: CoreOptions, name: &str) -> Self {
+        let redis = redis::start(Fsync::EverySecond).await;
+        let options = options.with("CLAIMGATE_REDIS_URL", redis.url());
+        let name = format!("{}, {}, {name}", Batching::Shipped, Fsync::EverySecond);
+        Self::start_with(vec![redis], options, name).await
+    }
+
     /// Starts core with the first of these servers, or with its own Redis if there is none.
     async fn start_with(redis: Vec<RedisServer>, options: CoreOptions, name: String) -> Self {
         let core = options.start().await;

@@ -9,6 +9,7 @@ mod edge;
 mod edge_passes;
 mod http;
 mod latency;
+mod log;
 mod look_up;
 mod memory;
 mod passes;
@@ -51,6 +52,7 @@ pub const GROUPS: &[Group] = &[
     call::GROUP,
     passes::GROUP,
     http::GROUP,
+    log::GROUP,
     spread::GROUP,
     barrier::GROUP,
     look_up::GROUP,
