@@ -101,6 +101,25 @@ async fn a_directory_with_any_name_works_for_redis_and_sqlite() {
     }
 }
 
+/// A unix socket's path has at most 107 bytes.
+#[tokio::test]
+async fn the_socket_of_a_directory_with_a_long_path_is_below_tmpdir() {
+    only_on!(OWN, "it checks the files of core's own Redis");
+    let outer = directory();
+    let inner = tempfile::Builder::new().prefix(&"x".repeat(150)).tempdir_in(outer.path()).unwrap();
+    let tmp = outer.path().join("tmp");
+    let options = CoreOptions::default().with("TMPDIR", tmp.to_str().unwrap());
+    let mut core = options.start_in(inner).await;
+    with_claims(&core).await;
+    core.kill();
+    let core = core.restart().await;
+    core.claim("demo", "alice", "k").await.expect(200);
+    assert!(!core.data_dir().join("redis.sock").exists());
+    let below: Vec<_> = fs::read_dir(&tmp).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert!(below.len() == 1 && below[0].join("redis.sock").exists(), "{below:?}");
+    assert_eq!(open_to_others(&tmp), BTreeMap::new());
+}
+
 #[test]
 fn a_directory_name_that_is_not_utf8_is_rejected() {
     let outer = directory();

@@ -325,6 +325,19 @@ async fn core_exits_if_setpriv_cannot_start_redis() {
     }
 }
 
+#[tokio::test]
+async fn the_error_names_the_servers_that_core_does_not_find() {
+    only_on!(OWN, "core starts its own Redis");
+    let (options, _programs) = finding_only(&["setpriv"]);
+    let mut core = Core::launch(options).await;
+    let status = core.process().wait(SOON).await;
+    let log = core.log();
+    assert_eq!((status.code(), log.lines().count()), (Some(3), 1), "{log}");
+    for part in ["redis-server", "valkey-server", "CLAIMGATE_REDIS_URL"] {
+        assert!(log.contains(part), "no {part}: {log}");
+    }
+}
+
 /// As while util-linux is replaced. The exit status of setpriv says nothing about Redis' file.
 #[tokio::test]
 async fn a_setpriv_that_fails_later_does_not_repair_the_file() {
