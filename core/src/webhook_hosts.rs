@@ -74,6 +74,11 @@ impl WebhookHosts {
         self.0.is_empty()
     }
 
+    /// Returns whether a listed host is called over TLS.
+    pub fn use_tls(&self) -> bool {
+        self.0.iter().any(|listed| !listed.is_plain)
+    }
+
     /// Checks that the receiver's scheme, host and port are listed.
     pub fn check(&self, receiver: &Receiver) -> Result<(), &'static str> {
         let matches = |listed: &ListedHost| {

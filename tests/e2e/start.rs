@@ -338,6 +338,14 @@ async fn the_error_names_the_servers_that_core_does_not_find() {
     }
 }
 
+/// As in a container image without ca-certificates.
+#[tokio::test]
+async fn missing_certificate_authorities_are_logged() {
+    let options = CoreOptions::default().with("SSL_CERT_FILE", "/nowhere");
+    let core = options.with("CLAIMGATE_WEBHOOK_HOSTS", "hooks.example").start().await;
+    core.until_logged(SOON, &["WARN", "no certificate authority", "SSL_CERT_FILE"]).await;
+}
+
 /// As while util-linux is replaced. The exit status of setpriv says nothing about Redis' file.
 #[tokio::test]
 async fn a_setpriv_that_fails_later_does_not_repair_the_file() {

@@ -74,8 +74,16 @@ impl WebhookSender {
         if hosts.is_empty() {
             return Ok(Self::default());
         }
+        let found = load_native_certs();
         let mut roots = RootCertStore::empty();
-        roots.add_parsable_certificates(load_native_certs().certs);
+        roots.add_parsable_certificates(found.certs);
+        if roots.is_empty() && hosts.use_tls() {
+            tracing::warn!(
+                errors = ?found.errors,
+                "no certificate authority was found: no webhook is delivered over TLS; install ca-certificates, or set \
+                 SSL_CERT_FILE"
+            );
+        }
         let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
             .map_err(|error| error.to_string())?
