@@ -23,6 +23,8 @@ use crate::{config, metrics};
 const QUEUE_LINES: usize = 1024;
 /// Timeout of [`Log::flush`].
 const FLUSH_MAX: Duration = Duration::from_secs(1);
+/// The level if `RUST_LOG` sets none.
+const LEVEL_DEFAULT: &str = "info,sqlx=warn";
 /// Interval at which [`report_losses`] counts.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -49,15 +51,20 @@ impl Log {
         let (queue, messages) = sync_channel(QUEUE_LINES);
         thread::Builder::new().name("log".to_owned()).spawn(move || write_all(&messages))?;
         let log = Self(queue);
-        let wanted = config::env_var("RUST_LOG").and_then(|_| EnvFilter::try_from_default_env().ok());
+        let wanted = config::env_var("RUST_LOG").map(|_| EnvFilter::try_from_default_env()).transpose();
+        let malformed = wanted.as_ref().err().map(ToString::to_string);
+        let wanted = wanted.ok().flatten();
         let subscriber = tracing_subscriber::fmt()
-            .with_env_filter(wanted.unwrap_or_else(|| EnvFilter::new("info,sqlx=warn")))
+            .with_env_filter(wanted.unwrap_or_else(|| EnvFilter::new(LEVEL_DEFAULT)))
             .with_writer(log.clone())
             .with_ansi(io::stderr().is_terminal());
         if json {
             subscriber.json().init();
         } else {
             subscriber.init();
+        }
+        if let Some(error) = malformed {
+            tracing::warn!(error, "RUST_LOG is malformed; using {LEVEL_DEFAULT}");
         }
         let of_panics = log.clone();
         panic::set_hook(Box::new(move |panic| {

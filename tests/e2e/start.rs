@@ -338,6 +338,13 @@ async fn the_error_names_the_servers_that_core_does_not_find() {
     }
 }
 
+#[tokio::test]
+async fn a_malformed_rust_log_is_reported_and_not_used() {
+    let core = CoreOptions::default().with("RUST_LOG", "off,claimgate_core=loud").start().await;
+    core.until_logged(SOON, &["WARN", "RUST_LOG is malformed", "info,sqlx=warn"]).await;
+    core.until_logged(SOON, &["INFO", "claimgate is up"]).await;
+}
+
 /// As in a container image without ca-certificates.
 #[tokio::test]
 async fn missing_certificate_authorities_are_logged() {
