@@ -16,7 +16,7 @@ use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 
 use super::claim_record::UserCounters;
 use super::codes::CodeStock;
-use super::counters::{Epoch, FencingToken};
+use super::counters::{ChangeNumber, Epoch, FencingToken};
 use super::days::TimeZone;
 use super::free_text::{self, TextError};
 use super::high_water_mark::HighWaterMark;
@@ -69,6 +69,9 @@ pub struct Campaign {
     /// Whether an admin has archived the campaign. The mark counts only while the campaign is ended, see
     /// [`Self::is_archived`].
     pub archived: bool,
+    /// The number of the last change, as SQL had it when this was read. It orders changes of `archived`, which raise
+    /// neither version nor epoch.
+    pub change_number: ChangeNumber,
 }
 
 /// The rules that Redis applies: all of a campaign's rules except the name and the time zone.

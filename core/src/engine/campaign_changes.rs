@@ -155,7 +155,8 @@ impl CampaignChanges {
         change: Change<'_>,
     ) -> Result<(), EngineError> {
         let changed = self.campaigns.stores.sql.set_archived(id, archived, change).await?;
-        self.campaigns.registry.update(written(changed, change)?);
+        let campaign = written(changed, change)?;
+        self.campaigns.registry.update(campaign.clone()).mark_archived(&campaign);
         Ok(())
     }
 
