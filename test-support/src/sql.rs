@@ -97,8 +97,9 @@ pub struct Sql {
     is_sqlite: bool,
 }
 
-/// Tables of claims and campaigns; referenced tables come first.
-const TABLES: [&str; 13] = [
+/// Tables that a rollback replaces; referenced tables come first. Heartbeats and refusals are left out: core writes them
+/// every second, and no guarantee restores them.
+const TABLES: [&str; 21] = [
     "campaigns",
     "claims",
     "codes",
@@ -112,6 +113,14 @@ const TABLES: [&str; 13] = [
     "feed_position",
     "last_change",
     "last_audit",
+    "user_ids",
+    "user_ids_audit",
+    "webhooks",
+    "webhook_events",
+    "webhook_audit",
+    "replication",
+    "replica_sets",
+    "replication_audit",
 ];
 
 /// A lock that blocks writers until released.

@@ -45,6 +45,9 @@ defect evicted_handle_trusted core/src/engine/claim/mod.rs \
 defect keys_of_additions_not_restored core/src/store/sql/restore.rs \
     'in additions {' 'in &additions[..0] {' \
     faults sql_loss::an_addition_whose_key
+defect user_ids_not_restored core/src/engine/user_ids.rs \
+    '(None, Some(known)) => Some(' '(None, Some(known)) if known.since.as_ms() < 0 => Some(' \
+    faults sql_loss::a_user_id_scheme
 defect entries_written_in_any_order core/src/jobs/group_commit.rs \
     'EntryOrder::Following' 'EntryOrder::Any' \
     interleavings a_returned_and_regranted_unit
