@@ -11,6 +11,7 @@
 
 mod answers;
 mod explore;
+mod feed_cursors;
 mod initial_state;
 mod judge;
 mod late_codes;

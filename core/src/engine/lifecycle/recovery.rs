@@ -213,6 +213,7 @@ impl Recovery {
         let Some(row) = self.restore_rules(handle, row, &suspended).await? else {
             return Ok(Recovered::Elsewhere);
         };
+        self.skip_lost_feed_numbers(&row, &suspended).await?;
         let relayed = self.relay_suspended(handle, suspended.epoch).await?;
         if may_be_whole && let Some(adopted) = self.adopt(handle, &row, &suspended, relayed).await? {
             let (epoch, seconds) = (adopted.epoch.get(), started.elapsed().as_secs_f64());
@@ -315,22 +316,9 @@ impl Recovery {
         }
     }
 
-    /// Ensures that SQL has all data of a suspended campaign's keys. Relays the outbox, including entries
-    /// that another core has read, and restores rows that SQL has lost according to the totals.
-    pub(super) async fn secure(
-        &self,
-        handle: &CampaignHandle,
-        row: &Campaign,
-        suspended: &Suspended,
-    ) -> Result<(), RecoveryError> {
-        self.relay_suspended(handle, suspended.epoch).await?;
-        self.rescue_lost(handle, row, suspended).await?;
-        Ok(())
-    }
-
     /// Restores a suspended campaign's lost rows in SQL, if the totals show that any are missing. The outbox
     /// must have been relayed. Returns the number of restored rows.
-    async fn rescue_lost(
+    pub(super) async fn rescue_lost(
         &self,
         handle: &CampaignHandle,
         row: &Campaign,
@@ -402,7 +390,11 @@ impl Recovery {
 
     /// Relays all entries of a suspended campaign's outboxes to SQL, including entries that another core has
     /// read. Returns the number of events of `epoch` in these entries.
-    async fn relay_suspended(&self, handle: &CampaignHandle, epoch: Epoch) -> Result<u64, RecoveryError> {
+    pub(super) async fn relay_suspended(
+        &self,
+        handle: &CampaignHandle,
+        epoch: Epoch,
+    ) -> Result<u64, RecoveryError> {
         // Before claims of the outbox get code numbers: SQL may have lost the numbers of other claims.
         self.restore_codes(handle).await?;
         let mut relayed = 0;

@@ -94,6 +94,37 @@ impl Recovery {
         Ok(rules.is_some_and(|rules| rules.applied_to(&row) != row))
     }
 
+    /// Ensures that SQL has all data of a suspended campaign's keys. Relays the outbox, including entries
+    /// that another core has read, and restores rows that SQL has lost according to the totals.
+    pub(super) async fn secure(
+        &self,
+        handle: &CampaignHandle,
+        row: &Campaign,
+        suspended: &Suspended,
+    ) -> Result<(), RecoveryError> {
+        self.skip_lost_feed_numbers(row, suspended).await?;
+        self.relay_suspended(handle, suspended.epoch).await?;
+        self.rescue_lost(handle, row, suspended).await?;
+        Ok(())
+    }
+
+    /// Skips numbers of the feed if SQL lacks an epoch, or events that have left the outbox. Call it before these
+    /// events are written again: a row with the number of a lost row may list the claim of a reader's cursor after
+    /// claims that this reader has not read. If the relay has just committed, numbers may be skipped needlessly,
+    /// which does no harm.
+    pub(super) async fn skip_lost_feed_numbers(
+        &self,
+        row: &Campaign,
+        suspended: &Suspended,
+    ) -> Result<(), RecoveryError> {
+        let relayed = suspended.high_water_mark.events.saturating_sub(suspended.backlog);
+        let lacks_events = suspended.epoch == row.epoch && relayed > row.high_water_mark.events;
+        if suspended.epoch > row.epoch || lacks_events {
+            self.stores.sql.skip_feed_numbers().await?;
+        }
+        Ok(())
+    }
+
     /// Restores the codes that SQL has lost, of claims whose codes Redis shows. The campaign must be suspended.
     pub(super) async fn restore_codes(&self, handle: &CampaignHandle) -> Result<(), RecoveryError> {
         let campaign = handle.campaign();

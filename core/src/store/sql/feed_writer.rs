@@ -13,6 +13,9 @@ const CLAIMS_MAX: usize = 32;
 /// Reserves the numbers of the next rows. The single row of this table stays locked until the commit.
 const TAKE_NUMBERS: &str = "UPDATE feed_position SET last_number = last_number + $1";
 
+/// Number of skipped numbers after a loss: more than the number of rows that a lagging standby can lack.
+const SKIPPED: u64 = 1 << 32;
+
 /// Adds rows to the feed. The first element of each row is the number of rows after it.
 const ADD: &str = "INSERT INTO feed (number, campaign_id, claims) \
     SELECT last_number - CAST(value->>0 AS BIGINT), value->>1, value->>2 FROM feed_position, {rows}";
@@ -45,6 +48,14 @@ impl SqlStore {
             self.with_rows(ADD, rows, rows.len()).execute(&mut transaction.lease).await?;
         }
         Ok(transaction.commit().await?)
+    }
+
+    /// Skips numbers of the feed, so that no new row gets the number of a row that the database has lost. A cursor to
+    /// a lost row is then rejected.
+    pub(crate) async fn skip_feed_numbers(&self) -> Result<(), SqlError> {
+        let query = sqlx::query(TAKE_NUMBERS).bind(to_i64(SKIPPED));
+        self.pool.run("sql:skip_feed_numbers", query).await?;
+        Ok(())
     }
 }
 
