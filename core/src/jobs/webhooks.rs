@@ -52,6 +52,17 @@ pub struct Webhooks {
     retry: Duration,
 }
 
+/// The outcome of a round of deliveries to a webhook.
+#[derive(Debug)]
+pub enum Round {
+    /// The events of this page were sent. Without items, the feed has no further events.
+    Sent(FeedPage),
+    /// The feed was not read: too many events are pending.
+    BacklogFull,
+    /// Deliveries must end: this core does not have the lease, or the webhook was disabled or deleted.
+    Ended,
+}
+
 impl Webhooks {
     /// Creates the deliveries of the core run `run`. Each event is retried for the period `retry`.
     pub fn new(engine: Arc<Engine>, run: CoreRun, retry: Duration) -> Self {
@@ -115,35 +126,46 @@ impl Webhooks {
 
     /// Delivers events to one webhook, as long as this core holds its lease.
     async fn deliver(&self, id: &str) -> Result<(), EngineError> {
-        let sql = &self.engine.stores.sql;
-        let mut renewed: Option<Instant> = None;
+        let mut renewed = None;
         loop {
-            // The lease is not renewed in each round: on an idle webhook, this would be a commit every
-            // second.
-            let webhook = if renewed.is_some_and(|at| at.elapsed() < LEASE / 2) {
-                sql.webhook(id).await?.filter(|webhook| webhook.disabled_because.is_none())
-            } else {
-                renewed = Some(Instant::now());
-                sql.hold_webhook(id, self.run.id(), LEASE).await?
-            };
-            let Some(webhook) = webhook else { return Ok(()) };
-            // Due retries and new events take turns, so neither can starve the other.
-            if !self.retry_due(&webhook).await? {
-                return Ok(());
-            }
-            if webhook.waiting >= BACKLOG_MAX {
-                sleep(self.until_next(id).await?.max(EMPTY_READ_PAUSE)).await;
-                continue;
-            }
-            let page = self.next_page(&webhook).await?;
-            if page.items.is_empty() {
-                sleep(EMPTY_READ_PAUSE).await;
-                let until_next = self.until_next(id).await?;
-                self.engine.feed.wait_for_more(&page, until_next).await?;
-            } else if !self.deliver_page(&webhook, page).await? {
-                return Ok(());
+            match self.round(id, &mut renewed).await? {
+                Round::Ended => return Ok(()),
+                Round::BacklogFull => sleep(self.until_next(id).await?.max(EMPTY_READ_PAUSE)).await,
+                Round::Sent(page) if page.items.is_empty() => {
+                    sleep(EMPTY_READ_PAUSE).await;
+                    let until_next = self.until_next(id).await?;
+                    self.engine.feed.wait_for_more(&page, until_next).await?;
+                }
+                Round::Sent(_) => {}
             }
         }
+    }
+
+    /// Retries the due events of the webhook `id`, and sends the next page of new events. `renewed` is the time at
+    /// which this core last acquired or renewed the lease; `None` in the first round.
+    ///
+    /// # Errors
+    /// A store's error. The receiver may have events that SQL has not recorded as delivered; they are sent again.
+    pub async fn round(&self, id: &str, renewed: &mut Option<Instant>) -> Result<Round, EngineError> {
+        let sql = &self.engine.stores.sql;
+        // The lease is not renewed in each round: on an idle webhook, this would be a commit every second.
+        let webhook = if renewed.is_some_and(|at| at.elapsed() < LEASE / 2) {
+            sql.webhook(id).await?.filter(|webhook| webhook.disabled_because.is_none())
+        } else {
+            *renewed = Some(Instant::now());
+            sql.hold_webhook(id, self.run.id(), LEASE).await?
+        };
+        let Some(webhook) = webhook else { return Ok(Round::Ended) };
+        // Due retries and new events take turns, so neither can starve the other.
+        if !self.retry_due(&webhook).await? {
+            return Ok(Round::Ended);
+        }
+        if webhook.waiting >= BACKLOG_MAX {
+            return Ok(Round::BacklogFull);
+        }
+        let page = self.next_page(&webhook).await?;
+        let continues = page.items.is_empty() || self.deliver_page(&webhook, &page).await?;
+        Ok(if continues { Round::Sent(page) } else { Round::Ended })
     }
 
     /// Returns the next page of the feed for a webhook. If its cursor is no longer valid, because the
@@ -167,7 +189,7 @@ impl Webhooks {
 
     /// Sends the events of a page to `webhook`, and stores failed events as pending. Returns `false` if
     /// deliveries must end.
-    async fn deliver_page(&self, webhook: &Webhook, page: FeedPage) -> Result<bool, SqlError> {
+    async fn deliver_page(&self, webhook: &Webhook, page: &FeedPage) -> Result<bool, SqlError> {
         let event_of =
             |item: &FeedItem| WebhookEvent::of_claim(&item.row.claim, item.row.revision, item.row.updated_at);
         let events: Vec<_> = page.items.iter().map(event_of).collect();
