@@ -62,6 +62,11 @@ impl Pair {
         let is_selected = !self.codes || explores_all() || needs_codes;
         is_selected && allowed.contains(&self.a.codes()) && allowed.contains(&self.b.codes())
     }
+
+    /// Returns whether its schedules also run with expired leases: B may load the campaign, or take over the webhook.
+    fn depends_on_leases(self) -> bool {
+        explores_all() || self.b.rewrites() || [self.a, self.b] == [Protocol::Webhook; 2]
+    }
 }
 
 /// A schedule that broke a guarantee, with the reason and all events.
@@ -271,8 +276,7 @@ async fn explore(world: &World, work: Work, tally: &Mutex<Tally>) {
                     keep(schedule, played);
                 }
             }
-            // A protocol without leases does not depend on their expiry.
-            if !leases || !(b.rewrites() || explores_all()) {
+            if !leases || !pair.depends_on_leases() {
                 break;
             }
         }
@@ -333,6 +337,10 @@ fn is_write(name: &str) -> bool {
         "sql:by_user",
         "sql:claim",
         "sql:sequence_gaps",
+        "sql:webhook",
+        "sql:due_events",
+        "sql:feed",
+        "sql:claims_with_waiting_events",
     ];
     !reads.contains(&name)
 }

@@ -17,6 +17,8 @@ const PER_USER: u32 = 2;
 const TOTAL_MANY: u32 = 14;
 const PER_USER_MANY: u32 = 12;
 const HOLD_S: u32 = 600;
+/// The user whose claim only SQL has, without an entry in the feed.
+pub const FORKED_USER: &str = "elsewhere";
 
 /// The state of the campaign before the protocols start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -88,7 +90,7 @@ impl InitialState {
     pub async fn set(self, play: &ScheduleRun<'_>, nodes: &[TestCore; 2]) {
         let [a, b] = nodes;
         match self {
-            Self::Absent => {}
+            Self::Absent => play.copy_database().await,
             Self::Live => {
                 open(play, nodes, TOTAL, PER_USER, Some(HOLD_S)).await;
                 let outbox = key(&play.id, "outbox");
@@ -109,9 +111,9 @@ impl InitialState {
                 open(play, nodes, TOTAL, PER_USER, Some(HOLD_S)).await;
                 // The sequence number of the first claim in the outbox.
                 let position = play.answers.get().claims["u4"].sequence;
-                let id = play.claim_id("elsewhere");
+                let id = play.claim_id(FORKED_USER);
                 play.world.sql.run(forked_claim(&id, position)).await;
-                play.answers.forked("elsewhere", id, position);
+                play.answers.forked(FORKED_USER, id, position);
             }
             Self::Behind => {
                 open(play, nodes, TOTAL, PER_USER, Some(HOLD_S)).await;

@@ -6,7 +6,7 @@ use support::inspect::{key, user_counters};
 use support::sql::SqlClaim;
 use support::times::now_ms;
 
-use super::initial_state::InitialState;
+use super::initial_state::{FORKED_USER, InitialState};
 use super::node::TestCore;
 use super::play::{NAMES, ScheduleRun};
 
@@ -75,6 +75,7 @@ pub async fn judge(play: &ScheduleRun<'_>, nodes: &[TestCore; 2], initial: Initi
     limits_are_kept(play, &rows)?;
     both_stores_agree(play, &rows).await?;
     each_granted_claim_has_its_own_code(play, nodes, &rows).await?;
+    events_are_delivered(play, nodes, &rows).await?;
     both_cores_agree(play, nodes).await?;
     let wrong = play.answers.get().wrong;
     check(wrong.is_empty(), || wrong.join("; "))
@@ -373,6 +374,37 @@ async fn both_stores_agree(play: &ScheduleRun<'_>, rows: &[SqlClaim]) -> Judged 
     check(due == held && holds == held.len() as u64 + 1, || {
         format!("Redis has {holds} holds including the epoch marker, due {due:?}; SQL has {held:?}")
     })
+}
+
+/// Delivers all events, at both cores alternately. Checks that the receiver got each claim in the state that SQL has.
+async fn events_are_delivered(play: &ScheduleRun<'_>, nodes: &[TestCore; 2], rows: &[SqlClaim]) -> Judged {
+    let Some(id) = play.webhook.get() else { return Ok(()) };
+    let pending = "SELECT COUNT(*) FROM webhook_events WHERE webhook_id = $1";
+    let mut left = String::new();
+    for round in 0..ROUNDS_MAX {
+        play.expire_leases().await;
+        // If the machine stalls, a delivery fails, and core retries it only after seconds.
+        play.world.sql.run("UPDATE webhook_events SET next_at = 0".to_owned()).await;
+        let delivered = nodes[round % 2].deliver(id).await;
+        let pending = play.world.sql.number(pending, id).await;
+        if delivered == Ok(0) && pending == 0 {
+            return events_match(play, rows).await;
+        }
+        left = format!("{delivered:?} delivered by {}, {pending} pending", NAMES[round % 2]);
+        play.log.add(format!("    {left}"));
+    }
+    Err(format!("events are left after {ROUNDS_MAX} rounds: {left}"))
+}
+
+async fn events_match(play: &ScheduleRun<'_>, rows: &[SqlClaim]) -> Judged {
+    let receiver = play.world.receiver().await;
+    for row in rows.iter().filter(|row| row.user_id != FORKED_USER) {
+        let states = receiver.states_of(&row.id);
+        check(states.contains(&(row.status.clone(), row.revision)), || {
+            format!("SQL has {row:?}, the receiver got only {states:?}")
+        })?;
+    }
+    Ok(())
 }
 
 /// Checks that both cores are ready and show admins the same campaign.

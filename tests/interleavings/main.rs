@@ -19,6 +19,7 @@ mod matrix;
 mod node;
 mod play;
 mod protocol;
+mod receiver;
 mod registry;
 mod regressions;
 mod relays_in_turns;

@@ -10,11 +10,13 @@ use axum::http::{Method, Request};
 use claimgate_core::credentials::{Caller, Credentials, Tokens};
 use claimgate_core::engine::Engine;
 use claimgate_core::engine::live::cores::{CoreRun, ThisCore};
+use claimgate_core::engine::webhooks::sender::WebhookSender;
 use claimgate_core::http::authentication::Authenticator;
 use claimgate_core::http::listeners::{admin_router, internal_router};
 use claimgate_core::http::state::AppState;
 use claimgate_core::jobs::outbox_relay::OutboxRelay;
 use claimgate_core::jobs::refresher::Refresher;
+use claimgate_core::jobs::webhooks::{Round, Webhooks};
 use claimgate_core::metrics;
 use claimgate_core::store::sql::SqlStore;
 use claimgate_shared::signature::{self, BodyHash, NamedKey, SignedParts};
@@ -29,12 +31,15 @@ use tokio::sync::Mutex;
 const EDGE_KEY: &str = "edge:YSBrZXkgb2YgdGhlIGludGVybGVhdmluZ3MnIGVkZ2U";
 const CLAIMS: &str = "/internal/v1/claims";
 const TOKEN: &str = "the-token-of-the-interleavings-0123456789";
+/// Period in which a webhook's event is retried; no schedule reaches its end.
+const WEBHOOK_RETRY: Duration = Duration::from_hours(24);
 
 /// An engine with its routes.
 pub struct TestCore {
     pub engine: Arc<Engine>,
     relay: OutboxRelay,
     refresher: Mutex<Refresher>,
+    webhooks: Webhooks,
     state: AppState,
     /// Created on first use, since most schedules call only one of the two routers.
     internal: OnceLock<Router>,
@@ -64,22 +69,25 @@ impl Reply {
 }
 
 impl TestCore {
-    /// Starts a core with the id `core_id`.
-    pub fn start(redis_url: &str, sql: &SqlStore, core_id: &str) -> Self {
+    /// Starts a core with the id `core_id`, which sends the events of webhooks with `sender`.
+    pub fn start(redis_url: &str, sql: &SqlStore, core_id: &str, sender: WebhookSender) -> Self {
         static METRICS: OnceLock<metrics::PrometheusHandle> = OnceLock::new();
         let metrics = METRICS.get_or_init(|| metrics::install().expect("one recorder")).clone();
         let mut tokens = Tokens::default();
         tokens.add(Caller::admin(), TOKEN);
         let engine = Engine::builder(sql.clone()).outbox_max(1000).archive_after(Duration::ZERO);
-        let engine = Arc::new(engine.build(redis_url).expect("a Redis address"));
+        let engine = engine.webhook_sender(sender).build(redis_url).expect("a Redis address");
+        let engine = Arc::new(engine);
         let authenticator = Authenticator::new(Credentials { tokens, edge_keys: vec![edge_key()] });
         let state = AppState::new(&engine, authenticator, metrics.clone(), 1000);
         state.set_serving(true);
         let relay = OutboxRelay::new(&engine, core_id.to_owned());
         let run = CoreRun::new(core_id.to_owned()).expect("a number");
+        let webhooks = Webhooks::new(Arc::clone(&engine), run.clone(), WEBHOOK_RETRY);
         let this = ThisCore::starting(run, core_id.to_owned(), engine.refusals.clone());
         let refresher = Mutex::new(Refresher::new(Arc::clone(&engine), metrics, this));
-        Self { engine, relay, refresher, state, internal: OnceLock::new(), admin: OnceLock::new() }
+        let (internal, admin) = (OnceLock::new(), OnceLock::new());
+        Self { engine, relay, refresher, webhooks, state, internal, admin }
     }
 
     /// Calls the admin listener.
@@ -154,6 +162,15 @@ impl TestCore {
     /// Runs one round of the relay without taking over entries of other cores.
     pub async fn relay_with_others(&self) -> String {
         format!("{:?}", self.relay.round(Duration::from_hours(1)).await)
+    }
+
+    /// Runs one round of deliveries to the webhook `id`; returns the number of events on its page of the feed, or why
+    /// there is no page.
+    pub async fn deliver(&self, id: &str) -> Result<usize, String> {
+        match self.webhooks.round(id, &mut None).await {
+            Ok(Round::Sent(page)) => Ok(page.items.len()),
+            other => Err(format!("{other:?}")),
+        }
     }
 
     /// Returns true if the campaign is evicted, or not known to this core yet: core reads evicted campaigns

@@ -34,6 +34,8 @@ pub struct ScheduleRun<'w> {
     pub forgets: bool,
     /// Whether the campaign has codes.
     pub codes: bool,
+    /// The id of the webhook, if a protocol delivers events.
+    pub webhook: OnceLock<String>,
 }
 
 impl<'w> ScheduleRun<'w> {
@@ -41,6 +43,7 @@ impl<'w> ScheduleRun<'w> {
         Self {
             forgets,
             codes,
+            webhook: OnceLock::new(),
             has_failed_over: AtomicBool::new(false),
             world,
             id: world.new_id(),
@@ -273,19 +276,52 @@ impl<'w> ScheduleRun<'w> {
         phase.unwrap_or_default()
     }
 
-    /// Expires all leases on the campaign; returns whether there were any.
+    /// Expires all leases on the campaign and the webhook; returns whether there were any.
     pub async fn expire_leases(&self) -> bool {
-        self.on_leases("DEL").await
+        let of_webhook = self.has_webhook_lease().await;
+        if of_webhook {
+            self.world.sql.run("UPDATE webhooks SET held_until = 0".to_owned()).await;
+        }
+        self.on_leases("DEL").await || of_webhook
     }
 
-    /// Returns whether any core has a lease on the campaign.
+    /// Returns whether any core has a lease on the campaign or the webhook.
     pub async fn has_leases(&self) -> bool {
-        self.on_leases("EXISTS").await
+        self.on_leases("EXISTS").await || self.has_webhook_lease().await
     }
 
     async fn on_leases(&self, command: &str) -> bool {
         let lease = format!("cg:lease:{{{}}}", self.id);
         self.world.redis.query::<u64>(&[command, &lease]).await > 0
+    }
+
+    async fn has_webhook_lease(&self) -> bool {
+        let held = "SELECT COUNT(*) FROM webhooks WHERE id = $1 AND held_until > 0";
+        match self.webhook.get() {
+            Some(id) => self.world.sql.number(held, id).await > 0,
+            None => false,
+        }
+    }
+
+    /// Creates a webhook for all campaigns; `node` gets its lease. Call it before the database is copied, because only
+    /// SQL has webhooks.
+    pub async fn create_webhook(&self, node: &TestCore) {
+        let body = json!({"url": self.world.receiver().await.url});
+        let create = async || node.admin(Method::POST, "/admin/v1/webhooks", Some(body.clone())).await;
+        let reply = self.until_in_time(create).await;
+        assert_eq!(reply.status, 201, "{}", reply.body);
+        let id = reply.body["id"].as_str().expect("an id").to_owned();
+        eventually(SOON, || async { node.deliver(&id).await }).await;
+        self.webhook.set(id).expect("one webhook");
+    }
+
+    /// Delivers a page of events to the webhook; returns a short description of the result.
+    pub async fn deliver(&self, node: &TestCore) -> String {
+        let id = self.webhook.get().expect("a webhook");
+        match node.deliver(id).await {
+            Ok(events) => format!("{events} events delivered"),
+            Err(why) => why,
+        }
     }
 
     /// Deletes the campaign from Redis. Claims that SQL does not have by then are lost, as permitted.

@@ -33,6 +33,8 @@ pub enum Protocol {
     GiveCodes,
     /// One round of the relay.
     Relay,
+    /// One round of the relay, then the same core delivers events to a webhook.
+    Webhook,
     /// A caller returns a claim, and the same core relays the return.
     ReturnAndRelay,
     /// Callers claim all remaining units, and the same core relays these claims. Then a replica without the
@@ -65,7 +67,7 @@ pub enum Protocol {
     Forget,
 }
 
-pub const PROTOCOLS: [(Protocol, &str); 26] = [
+pub const PROTOCOLS: [(Protocol, &str); 27] = [
     (Protocol::Create, "create"),
     (Protocol::EnsureReady, "ensure-ready"),
     (Protocol::Evict, "evict"),
@@ -79,6 +81,7 @@ pub const PROTOCOLS: [(Protocol, &str); 26] = [
     (Protocol::Upload, "upload"),
     (Protocol::GiveCodes, "give-codes"),
     (Protocol::Relay, "relay"),
+    (Protocol::Webhook, "webhook"),
     (Protocol::ReturnAndRelay, "return-and-relay"),
     (Protocol::Overtake, "overtake"),
     (Protocol::Suspend, "suspend"),
@@ -120,7 +123,8 @@ impl Protocol {
             Self::Evict => &[InitialState::Over],
             Self::Reopen => &[InitialState::Over, InitialState::Evicted],
             Self::Pause | Self::End | Self::Return => &[InitialState::Live, InitialState::Evicted],
-            Self::Raise | Self::Lower | Self::Add | Self::Relay | Self::Refresh => &[InitialState::Live],
+            Self::Raise | Self::Lower | Self::Add => &[InitialState::Live],
+            Self::Relay | Self::Webhook | Self::Refresh => &[InitialState::Live],
             Self::Upload => &[InitialState::Live, InitialState::Evicted],
             Self::GiveCodes => &[InitialState::CodePending],
             Self::ReturnAndRelay | Self::Overtake | Self::RequirePass => &[InitialState::Live],
@@ -138,27 +142,28 @@ impl Protocol {
             }
             Self::Raise | Self::Lower | Self::Add | Self::Pause | Self::End | Self::RequirePass => false,
             Self::Upload | Self::GiveCodes => false,
-            Self::Relay | Self::ReturnAndRelay | Self::Overtake | Self::Refresh => false,
+            Self::Relay | Self::Webhook | Self::ReturnAndRelay | Self::Overtake | Self::Refresh => false,
             Self::Confirm | Self::Return | Self::Extend | Self::Claims => false,
             Self::KeyLoss | Self::Promote | Self::FailOver | Self::Forget => false,
         }
     }
 
     /// Returns whether the protocol runs concurrently with `other`. Composed protocols, and protocols that
-    /// resemble a different one, run only with their parts; `raise`, `return`, `claims`, `relay` and
-    /// `fail-over` run with everything.
+    /// resemble a different one, run only with their parts, with `forget` and with `webhook`; `raise`, `return`,
+    /// `claims`, `relay` and `fail-over` run with everything.
     pub fn runs_with(self, other: Self) -> bool {
+        if [Self::Forget, Self::Webhook].contains(&other) {
+            return true;
+        }
         match self {
-            Self::Add => [Self::Add, Self::Forget].contains(&other),
-            Self::RequirePass => {
-                [Self::RequirePass, Self::Pause, Self::Forget, Self::FailOver].contains(&other)
-            }
+            Self::Add => other == Self::Add,
+            Self::RequirePass => [Self::RequirePass, Self::Pause, Self::FailOver].contains(&other),
             Self::ReturnAndRelay | Self::Overtake => {
-                [Self::ReturnAndRelay, Self::Overtake, Self::Relay, Self::Forget].contains(&other)
+                [Self::ReturnAndRelay, Self::Overtake, Self::Relay].contains(&other)
             }
             Self::Extend => {
                 let played = [Self::Extend, Self::EnsureReady, Self::Confirm, Self::Relay];
-                played.contains(&other) || [Self::KeyLoss, Self::FailOver, Self::Forget].contains(&other)
+                played.contains(&other) || [Self::KeyLoss, Self::FailOver].contains(&other)
             }
             _ => true,
         }
@@ -168,7 +173,8 @@ impl Protocol {
     pub fn codes(self) -> Codes {
         match self {
             Self::Upload | Self::GiveCodes => Codes::Needed,
-            Self::Relay | Self::Repair | Self::EnsureReady | Self::Confirm | Self::Return => Codes::Played,
+            Self::Relay | Self::Webhook | Self::Repair | Self::EnsureReady => Codes::Played,
+            Self::Confirm | Self::Return => Codes::Played,
             Self::Claims | Self::KeyLoss | Self::Forget | Self::Evict | Self::Reopen => Codes::Played,
             _ => Codes::NotPlayed,
         }
@@ -190,6 +196,10 @@ impl Protocol {
             Self::End => play.set_admin_state(node, "end").await.brief(),
             Self::RequirePass => play.require_pass(node, version).await,
             Self::Relay => node.relay().await,
+            Self::Webhook => {
+                let relayed = node.relay().await;
+                format!("{relayed}, then {}", play.deliver(node).await)
+            }
             Self::ReturnAndRelay => {
                 let returned = play.transition(node, "u2", "return").await.brief();
                 format!("{returned}, then {}", node.relay().await)

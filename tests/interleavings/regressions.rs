@@ -101,6 +101,9 @@ schedules! {
         "sqlite live forget@1 pause lease=held",
         "sqlite live pause@redis:set_rules forget lease=held",
         "postgres live lower@redis:set_rules forget lease=held";
+    events_restored_after_a_loss_are_delivered:
+        "sqlite live webhook@sql:advance_webhook forget lease=held",
+        "postgres live webhook@sql:advance_webhook forget lease=held";
     a_claim_after_a_reopening_is_found_through_every_core:
         "sqlite evicted reopen@1 evict lease=held",
         "postgres evicted reopen@1 evict lease=held";

@@ -152,10 +152,16 @@ pub struct Played {
 impl Schedule {
     /// Plays the schedule on a new campaign.
     pub async fn play(&self, world: &World) -> Played {
-        let forgets = [self.a, self.b].contains(&Protocol::Forget);
-        let play = ScheduleRun::new(world, forgets, self.codes);
+        let protocols = [self.a, self.b];
+        let play = ScheduleRun::new(world, protocols.contains(&Protocol::Forget), self.codes);
+        let deliverer = protocols.iter().position(|protocol| *protocol == Protocol::Webhook);
+        if deliverer.is_some() {
+            world.receiver().await;
+        }
         let nodes = [world.node(0), world.node(1)];
-        play.copy_database().await;
+        if let Some(at) = deliverer {
+            play.create_webhook(&nodes[at]).await;
+        }
         self.initial.set(&play, &nodes).await;
         let mut progress = Progress {
             leases: false,

@@ -10,8 +10,10 @@ use support::postgres::Postgres;
 use support::sql::Sql;
 use support::{RedisServer, RedisView};
 use tempfile::TempDir;
+use tokio::sync::OnceCell;
 
 use super::node::TestCore;
+use super::receiver::Receiver;
 
 /// The kind of database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -27,6 +29,7 @@ pub struct World {
     server: RedisServer,
     /// One connection pool per core.
     stores: [SqlStore; 2],
+    receiver: OnceCell<Receiver>,
     campaigns: AtomicUsize,
     _directory: TempDir,
     _postgres: Option<Postgres>,
@@ -51,15 +54,22 @@ impl World {
             sql: Sql::open(&url),
             server,
             stores,
+            receiver: OnceCell::new(),
             campaigns: AtomicUsize::new(0),
             _directory: directory,
             _postgres: postgres,
         }
     }
 
-    /// Starts a core: 0 is A, 1 is B.
+    /// Starts a core: 0 is A, 1 is B. Webhooks are off until [`Self::receiver`] was called.
     pub fn node(&self, at: usize) -> TestCore {
-        TestCore::start(&self.server.url(), &self.stores[at], ["core-a", "core-b"][at])
+        let sender = self.receiver.get().map(|receiver| receiver.sender.clone()).unwrap_or_default();
+        TestCore::start(&self.server.url(), &self.stores[at], ["core-a", "core-b"][at], sender)
+    }
+
+    /// Returns the receiver of all webhooks. Most schedules have none, so the first call starts it.
+    pub async fn receiver(&self) -> &Receiver {
+        self.receiver.get_or_init(Receiver::start).await
     }
 
     /// Returns an id that no schedule has used.
@@ -67,8 +77,11 @@ impl World {
         format!("c{}", self.campaigns.fetch_add(1, Relaxed))
     }
 
-    /// Removes a campaign from Redis and SQL, so that the next schedule reads only its own campaign from SQL.
+    /// Removes a campaign from Redis and SQL, and all webhooks, so that the next schedule reads only its own from SQL.
     pub async fn remove(&self, id: &str) {
+        for table in ["webhooks", "webhook_audit", "feed"] {
+            self.sql.run(format!("DELETE FROM {table}")).await;
+        }
         let of_campaign =
             ["claims", "codes", "claim_audit", "extension_audit", "archive_audit", "audit", "additions"]
                 .map(|table| format!("{table} WHERE campaign_id"));
