@@ -65,6 +65,10 @@ async fn replication(core: &Core) -> Value {
     core.admin_get("/admin/v1/replication").await.expect(200).json()
 }
 
+async fn set_version(core: &Core) -> u64 {
+    replication(core).await["primaries"][0]["set"]["version"].as_u64().expect("a version")
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_acknowledged_before_a_replica_has_it() {
     only_on!(OWN, "it starts its own servers");
@@ -159,6 +163,38 @@ async fn a_promoted_server_outside_the_set_stays_closed() {
     has_members(&fixture.core, 2).await;
     fixture.checker.decided(SOON, &fixture.core, "outside", "k").await;
     fixture.judge(row, 2).await;
+}
+
+/// SQL forgets that a replica has left the set. That replica lacks acknowledged claims, so it must not be a member.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_set_lost_by_sql_is_written_again() {
+    only_on!(OWN, "it starts its own servers");
+    let kind = Kind::from_env();
+    let row = Row::begin_on(kind, "replicas: SQL forgets that one has left the set");
+    let _turn = heavy().await;
+    let fixture = SentinelFixture::start(kind).await;
+    fixture.set.never_fail_over().await;
+    let sql = Sql::in_directory(&fixture.core.data_dir());
+    sql.copy_tables().await;
+    let behind = fixture.set.view(2).await.pid().await;
+    row.fault();
+    signal_pid(behind, Signal::STOP);
+    has_members(&fixture.core, 1).await;
+    fixture.checker.decided(SOON, &fixture.core, "ann", "k").await;
+    let before = set_version(&fixture.core).await;
+    row.fault();
+    sql.restore_tables().await;
+    eventually(SOON, || async {
+        let version = set_version(&fixture.core).await;
+        holds(version > before, || format!("SQL has version {version}, and had {before}"))
+    })
+    .await;
+    has_members(&fixture.core, 1).await;
+    fixture.checker.decided(SOON, &fixture.core, "bob", "k").await;
+    fixture.core.claim("demo", "ann", "k").await.expect(200);
+    signal_pid(behind, Signal::CONT);
+    has_members(&fixture.core, 2).await;
+    row.passed(2, "the set was written again, and no claim was lost");
 }
 
 /// A dead evictor leaves keys in Redis, which a failover could bring back.

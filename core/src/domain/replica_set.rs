@@ -258,6 +258,23 @@ mod tests {
         assert_eq!(next(set("a", &["b"], &[]), &seen), Some(("a".into(), names(&["b"]), names(&["c"]))));
     }
 
+    /// The primary has passed a barrier of a later set, so SQL has lost changes.
+    #[test]
+    fn a_set_that_is_older_than_its_primarys_barrier_is_replaced() {
+        let replaced = |members: &[&str], replicas: &[(&str, bool)]| {
+            let replication = Replication { replicas_min: 1, sets: vec![set("a", members, &[])] };
+            replication.changes(&[PrimaryView { version: 5, ..view("a", replicas) }])
+        };
+        let next = ReplicaSet { version: 6, ..set("a", &["c"], &[]) };
+        let changes = [SetChange::Replace { before: 3, set: next }];
+        assert_eq!(replaced(&["c"], &[("c", true)]), changes);
+        assert_eq!(
+            replaced(&["b", "c"], &[("b", false), ("c", true)]),
+            changes,
+            "`b` has left the later set"
+        );
+    }
+
     #[test]
     fn a_promoted_member_stays_in_the_set() {
         let seen = PrimaryView { promoted: names(&["b"]), ..view("a", &[("c", true)]) };
