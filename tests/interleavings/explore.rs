@@ -29,7 +29,7 @@ use support::rng::Rng;
 /// Two workers per processor of the smallest supported machine: each waits for its servers half of the time.
 const WORKERS: usize = 4;
 /// Without `INTERLEAVINGS_ALL`, a pair without crashes covers every `STRIDE`th position of A.
-const STRIDE: usize = 3;
+pub const STRIDE: usize = 3;
 /// Number of failing schedules printed completely; further failures are printed as one line each.
 const PRINTED_MAX: usize = 12;
 
@@ -301,7 +301,8 @@ async fn explore(world: &World, work: Work, tally: &Mutex<Tally>) {
     tally.lock().expect("the tally").took.insert(pair, begun.elapsed());
 }
 
-fn explores_all() -> bool {
+/// Returns whether every pair is explored at every step.
+pub fn explores_all() -> bool {
     std::env::var_os("INTERLEAVINGS_ALL").is_some()
 }
 

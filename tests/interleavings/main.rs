@@ -15,6 +15,7 @@ mod feed_cursors;
 mod initial_state;
 mod judge;
 mod late_codes;
+mod lost_imports;
 mod matrix;
 mod node;
 mod play;

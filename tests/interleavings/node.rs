@@ -97,7 +97,16 @@ impl TestCore {
 
     /// Adds a file of codes.
     pub async fn add_codes(&self, id: &str, file: String) -> Reply {
-        let request = Request::post(format!("/admin/v1/campaigns/{id}/codes"))
+        self.send_file(&format!("/admin/v1/campaigns/{id}/codes"), file).await
+    }
+
+    /// Imports a file of past claims.
+    pub async fn import(&self, id: &str, file: String) -> Reply {
+        self.send_file(&format!("/admin/v1/campaigns/{id}/import"), file).await
+    }
+
+    async fn send_file(&self, path: &str, file: String) -> Reply {
+        let request = Request::post(path)
             .header(AUTHORIZATION, format!("Bearer {TOKEN}"))
             .header(CONTENT_TYPE, "text/csv")
             .header(CONTENT_LENGTH, file.len());

@@ -42,7 +42,7 @@ const NOT_REACHED: &[(&str, &str)] = &[
     ("sql:next_event_due", "as above"),
     ("sql:release_webhooks", "used only when core stops"),
     ("sql:end_webhook_leases_of_core", "used only at the start"),
-    ("sql:begin_import", "used only by an import; faults::import kills one"),
+    ("sql:begin_import", "used only by an import; reached in tests/interleavings/lost_imports.rs"),
     ("sql:import_claims", "used only by an import"),
     ("sql:end_import", "used only by an import"),
     ("sql:last_change", "read at the start, and in tests/interleavings/user_ids.rs"),
