@@ -283,11 +283,11 @@ async fn a_campaign_is_created_changed_and_ended() {
         .await
         .ended(1)
         .one_line("version_conflict");
-    let held = run_against(&core, &["campaign", "update", "demo", "--hold-seconds", "60", "--json"])
+    let held = run_against(&core, &["campaign", "update", "demo", "--hold-seconds", "600", "--json"])
         .await
         .ended(0)
         .json();
-    assert_eq!((&held["hold_seconds"], &held["limits"]["total"]), (&json!(60), &json!(3)));
+    assert_eq!((&held["hold_seconds"], &held["limits"]["total"]), (&json!(600), &json!(3)));
     let free = run_against(&core, &["campaign", "update", "demo", "--hold-seconds", "none", "--json"]).await;
     assert_eq!(free.ended(0).json()["hold_seconds"], json!(null));
     for (verb, state) in [("pause", "paused"), ("resume", "open"), ("end", "ended")] {

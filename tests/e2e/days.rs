@@ -255,11 +255,11 @@ async fn moving_the_clock_of_core_does_not_change_decisions() {
         core.create_with(body).await;
         let granted = core.claim("demo", "alice", "k").await.expect(201).json();
         let claimed_at = ms(granted["claim"]["claimed_at"].as_str().unwrap());
-        assert!((claimed_at - now_ms()).abs() < 10 * SECOND, "the claim has core's time");
+        assert!((claimed_at - now_ms()).abs() < HOUR / 2, "the claim has core's time");
         core.claim("demo", "alice", "k2").await.refused(409, "user_daily_limit_reached");
         let view = core.campaign("demo").await;
         assert_eq!(view["state"], "open", "core's clock is {moved} ms off");
-        assert!((ms(view["server_time"].as_str().unwrap()) - now_ms()).abs() < 10 * SECOND);
+        assert!((ms(view["server_time"].as_str().unwrap()) - now_ms()).abs() < HOUR / 2);
         core.patch("demo", json!({"ends_at": support::times::from_now(-1)})).await.expect(200);
         core.claim("demo", "bob", "k").await.refused(403, "ended");
         let signed = support::signing::Signed::claim(&core, "demo", "alice", "k");

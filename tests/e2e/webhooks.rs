@@ -303,7 +303,7 @@ async fn an_unknown_webhook_is_not_found() {
 #[tokio::test]
 async fn a_failing_event_delays_only_events_of_its_own_claim() {
     let receiver = Receiver::start().await;
-    let core = options_for(&[&receiver]).with("CLAIMGATE_WEBHOOK_RETRY_S", "16").start().await;
+    let core = options_for(&[&receiver]).with("CLAIMGATE_WEBHOOK_RETRY_S", "40").start().await;
     let mut body = campaign("demo", json!({"total": 10}));
     body["hold_seconds"] = json!(3600);
     core.create_with(body).await;
@@ -662,7 +662,7 @@ async fn a_queued_event_is_not_polled_continuously() {
 async fn a_core_without_the_lease_does_not_remove_events() {
     let receiver = Receiver::start().await;
     receiver.respond_with(|_, times| status(if times == 1 { 500 } else { 100 }));
-    let core = options_for(&[&receiver]).with("CLAIMGATE_WEBHOOK_RETRY_S", "16").start().await;
+    let core = options_for(&[&receiver]).with("CLAIMGATE_WEBHOOK_RETRY_S", "40").start().await;
     core.create("demo", json!({"total": 10})).await;
     let (id, _) = webhook(&core, &receiver).await;
     core.claim("demo", "ann", "k").await.expect(201);

@@ -222,7 +222,7 @@ async fn a_lease_is_renewed_while_its_work_runs() {
     on_locks(row, 10, async |_: &Row, locks: &Locks| -> Result<String, LeaseError> {
         let (worker, other, redis) = (locks.owner(), locks.owner(), locks.redis().await);
         // A machine that stalls for two thirds of the TTL may lose the lease. It is renewed every third.
-        let (ttl, started) = (Duration::from_secs(15), Instant::now());
+        let (ttl, started) = (Duration::from_secs(30), Instant::now());
         let lease = worker.try_acquire("work", ttl).await?;
         let (mut left_ms, mut renewals) = (i64::MAX, 0);
         while renewals < 2 || started.elapsed() <= ttl {

@@ -393,7 +393,7 @@ fn the_command_line_issues_passes() {
             let issued = run(&[], key).await.ended(0).out;
             claim(&world, "members", "alice", &format!("k{at}"), issued.trim()).await.expect(201);
         }
-        let issued = run(&["--units", "2", "--ttl", "60", "--json"], &by_value).await.ended(0).json();
+        let issued = run(&["--units", "2", "--ttl", "600", "--json"], &by_value).await.ended(0).json();
         assert_eq!(issued["user_id"], "alice");
         let refused = claim(&world, "members", "alice", "k3", issued["pass"].as_str().unwrap()).await;
         refused.refused(409, "user_limit_reached");
