@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use support::browser::{Browser, PHONE};
+use support::edge::World;
 use support::lossy_proxy::LossyProxy;
 use support::times::{from_now, ms, now_ms};
 use support::wait::holds;
@@ -11,23 +12,45 @@ use support::{SOON, eventually};
 
 use super::{BUTTON, PHASE, in_browser, limits, page_world, text, user, visit};
 
+/// Shows a campaign that opens in an hour, in a browser whose clock is already there: only the server's clock must
+/// count. Returns the page and the opening.
+async fn scheduled_page(world: &World, campaign: &str) -> (Browser, String) {
+    let page = Browser::open(campaign, PHONE).await;
+    let starts_at = from_now(3600);
+    let rules = json!({"id": campaign, "name": "Launch day", "starts_at": starts_at, "ends_at": from_now(9000),
+        "time_zone": "Asia/Shanghai", "limits": limits()});
+    world.core.create_with(rules).await;
+    // Warm the edge's cache, so that the page reads the server's clock quickly.
+    let _ = world.view(campaign).await.expect(200);
+    let clock = "const real = Date.now; Date.now = () => real() + 3600000;";
+    page.devtools("Page.addScriptToEvaluateOnNewDocument", json!({"source": clock})).await;
+    page.goto(&world.edge.url(&format!("/?campaign={campaign}"))).await;
+    page.until(PHASE, "scheduled").await;
+    assert_eq!(page.eval(BUTTON).await, true);
+    (page, starts_at)
+}
+
 #[test]
-fn the_page_opens_on_time_and_a_reload_keeps_the_claim() {
-    in_browser("the_page_opens_on_time_and_a_reload_keeps_the_claim", async {
+fn the_page_opens_on_time() {
+    in_browser("the_page_opens_on_time", async {
         let world = page_world().await;
-        let page = Browser::open("page-opens", PHONE).await;
-        let starts_at = from_now(3600);
-        let rules = json!({"id": "page-opens", "name": "Launch day", "starts_at": starts_at, "ends_at": from_now(9000),
-            "time_zone": "Asia/Shanghai", "limits": limits()});
-        world.core.create_with(rules).await;
-        // Warm the edge's cache, so that the page reads the server's clock quickly.
-        let _ = world.view("page-opens").await.expect(200);
-        // The browser's clock is an hour ahead: only the server's clock must count.
-        let clock = "const real = Date.now; Date.now = () => real() + 3600000;";
-        page.devtools("Page.addScriptToEvaluateOnNewDocument", json!({"source": clock})).await;
-        page.goto(&world.edge.url("/?campaign=page-opens")).await;
-        page.until(PHASE, "scheduled").await;
-        assert_eq!(page.eval(BUTTON).await, true);
+        let (page, _) = scheduled_page(&world, "page-on-time").await;
+        let starts_at = from_now(12); // real time: the browser waits for it
+        world.core.patch("page-on-time", json!({"starts_at": starts_at})).await.expect(200);
+        page.until(BUTTON, false).await;
+        // The page estimates the server's clock with an error of up to half a round trip. A slightly early
+        // claim is retried.
+        assert!(now_ms() + 250 > ms(&starts_at), "open {} ms too early", ms(&starts_at) - now_ms());
+        assert_eq!(page.eval(PHASE).await, "open");
+        page.close().await;
+    });
+}
+
+#[test]
+fn a_reload_keeps_a_claim_made_after_the_opening() {
+    in_browser("a_reload_keeps_a_claim_made_after_the_opening", async {
+        let world = page_world().await;
+        let (page, starts_at) = scheduled_page(&world, "page-opens").await;
         // A stalled page shows an old number for a moment.
         eventually(SOON, || async {
             let asked_ms = now_ms();
@@ -38,12 +61,8 @@ fn the_page_opens_on_time_and_a_reload_keeps_the_claim() {
         })
         .await;
         page.check_layout("1-before").await;
-        let starts_at = from_now(12); // real time: nothing is expected before
-        world.core.patch("page-opens", json!({"starts_at": starts_at})).await.expect(200);
+        world.core.patch("page-opens", json!({"starts_at": from_now(-1)})).await.expect(200);
         page.until(BUTTON, false).await;
-        // The page estimates the server's clock with an error of up to half a round trip. A slightly early
-        // claim is retried.
-        assert!(now_ms() + 250 > ms(&starts_at), "open {} ms too early", ms(&starts_at) - now_ms());
         assert_eq!(page.eval(PHASE).await, "open");
         page.check_layout("2-open").await;
 
