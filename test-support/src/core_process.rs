@@ -61,13 +61,19 @@ impl CoreOptions {
         self
     }
 
-    /// Exempts core and its own Redis from the slow disk: for tests of another fault.
+    /// Sets environment variables of core and its own Redis, such as those of a clock.
     #[must_use]
-    pub fn on_fast_disk(mut self) -> Self {
-        for (name, value) in process::fast_disk() {
+    pub fn with_all(mut self, environment: &[(&str, PathBuf)]) -> Self {
+        for (name, value) in environment {
             self = self.with(name, value.to_string_lossy());
         }
         self
+    }
+
+    /// Exempts core and its own Redis from the slow disk: for tests of another fault.
+    #[must_use]
+    pub fn on_fast_disk(self) -> Self {
+        self.with_all(&process::fast_disk())
     }
 
     /// Removes a variable that a core gets by default.

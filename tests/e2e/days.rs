@@ -245,11 +245,8 @@ async fn moving_the_clock_of_core_does_not_change_decisions() {
         let clock = Clock::new();
         clock.move_by_ms(moved);
         let redis = Servers::start().await;
-        let mut options = CoreOptions::default().with("CLAIMGATE_REDIS_URL", redis.url());
-        for (name, value) in clock.environment() {
-            options = options.with(name, value.to_str().unwrap());
-        }
-        let core = options.start().await;
+        let options = CoreOptions::default().with("CLAIMGATE_REDIS_URL", redis.url());
+        let core = options.with_all(&clock.environment()).start().await;
         let mut body = campaign("demo", json!({"per_user_per_day": 1}));
         body["ends_at"] = json!(support::times::from_now(1800));
         core.create_with(body).await;

@@ -89,10 +89,7 @@ async fn a_clock_moved_across_midnight_does_not_repeat_a_day() {
 async fn moving_cores_clock_does_not_change_decisions() {
     let row = Row::begin("clock: core's clock moved by one hour");
     let clock = Clock::new();
-    let mut options = CoreOptions::default();
-    for (name, value) in clock.environment() {
-        options = options.with(name, value.display().to_string());
-    }
+    let options = CoreOptions::default().with_all(&clock.environment());
     let fixture = Fixture::on(Servers::start().await, options).await;
     let limits = Limits { total: Some(1000), per_user: Some(1), per_user_per_day: Some(1) };
     let mut body = campaign("demo", limits.json());

@@ -11,7 +11,7 @@ use support::clock::Clock;
 use support::edge::{Runtime, World, payload};
 use support::issuer::{Issuer, unsigned};
 use support::wait::holds;
-use support::{Core, CoreOptions, Reply, SOON, eventually, promised};
+use support::{CoreOptions, Reply, SOON, eventually, promised};
 use tokio::sync::RwLock;
 
 use super::key_server::{Answer, DISCOVERY, JWKS, KeyServer};
@@ -151,11 +151,7 @@ pub async fn world_on_clock(
     name: &str,
     variables: &[(&str, &str)],
 ) -> World {
-    let mut options = CoreOptions::default();
-    for (name, value) in environment {
-        options = options.with(name, value.to_str().unwrap());
-    }
-    let core: Core = options.start().await;
+    let core = CoreOptions::default().with_all(environment).start().await;
     let mut variables = [&[("USER_JWT_KEY", "")], variables].concat();
     variables.extend(environment.iter().map(|(name, value)| (*name, value.to_str().unwrap())));
     // Only workerd itself takes the clock; wrangler's variables are the Worker's.
