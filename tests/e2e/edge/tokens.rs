@@ -5,12 +5,16 @@ use std::time::Instant;
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
-use support::edge::{Runtime, World, payload};
+use support::clock::FrozenClock;
+use support::edge::{Runtime, World, payload, signed};
+use support::issuer::Issuer;
 use support::times::now_ms;
 use support::wait::holds;
 use support::{Reply, SOON, eventually};
 
+use super::key_sets::{claim_decided, world_on_clock};
 use super::run;
+use super::wrong_passes::USER_SECRET;
 
 /// At most one line is logged per reason in this period.
 const LOG_PERIOD_S: u64 = 10;
@@ -107,6 +111,38 @@ fn rejected_tokens_are_logged_once_per_reason_and_period() {
         until_logged(&world, &format!("{} token rejected: expired", expired.header("x-request-id"))).await;
         let lines = world.edge.log().matches("token rejected: wrong issuer").count() as u64;
         assert!((1..=periods).contains(&lines), "{lines} lines for 300 rejections in {periods} periods");
+    });
+}
+
+/// Checks that an edge with these keys accepts a token of `sign` until 5 s after its `exp`, and from 5 s before its
+/// `nbf`, exactly.
+async fn check_leeway(name: &str, keys: &[(&str, &str)], sign: impl Fn(&Value) -> String) {
+    let clock = FrozenClock::at(now_ms());
+    let frozen_s = clock.now_ms() / 1000;
+    let world = world_on_clock(&clock.environment(), name, keys).await;
+    for (member, at_s, is_accepted) in [
+        ("exp", frozen_s - 4, true),
+        ("exp", frozen_s - 5, false),
+        ("nbf", frozen_s + 5, true),
+        ("nbf", frozen_s + 6, false),
+    ] {
+        let mut claims = payload("alice");
+        claims[member] = json!(at_s);
+        let reply = claim_decided(&world, &sign(&claims)).await;
+        assert_eq!(reply.status == 401, !is_accepted, "{member} {at_s} at {frozen_s}: {}", reply.text());
+        assert!(reply.status == 401 || reply.is_created(), "{}", reply.text());
+    }
+}
+
+#[test]
+fn a_token_within_the_leeway_is_accepted() {
+    run(async {
+        let keys = [("USER_JWT_KEY", USER_SECRET)];
+        check_leeway("edge-leeway", &keys, |claims| signed(USER_SECRET, &header(), claims)).await;
+        let issuer = Issuer::p256();
+        let key = issuer.pem_body();
+        let keys = [("USER_JWT_ALG", issuer.algorithm()), ("USER_JWT_KEY", key.as_str())];
+        check_leeway("edge-leeway-public", &keys, |claims| issuer.token(&json!({}), claims)).await;
     });
 }
 

@@ -17,7 +17,7 @@ use support::{SOON, eventually};
 use super::key_sets::{clocked_world, kid, lasting};
 use super::{claims_sent_to_core, run};
 
-const USER_SECRET: &str = "YSBrZXkgZm9yIHRlc3RzLCBub3QgYWxsIHRoZSBzYW1l";
+pub const USER_SECRET: &str = "YSBrZXkgZm9yIHRlc3RzLCBub3QgYWxsIHRoZSBzYW1l";
 const SHOP: &str = "AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyA";
 const DOOR: &str = "ICEiIyQlJicoKSorLC0uLzAxMjM0NTY3ODk6Ozw9Pj8";
 const TYPE: &str = "claimgate-pass+jwt";
