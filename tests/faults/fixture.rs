@@ -47,6 +47,14 @@ impl Fixture {
         Self { core, others: vec![], proxy: None, server: None, postgres: None, sql }
     }
 
+    /// Starts one core like [`Self::managed`], with its Redis on `clock`.
+    pub async fn managed_on(clock: &Clock) -> Self {
+        if Topology::from_env() != Topology::Own {
+            return Self::on(Servers::start_on(clock).await, CoreOptions::default()).await;
+        }
+        Self::managed_with(CoreOptions::default().with_all(&clock.environment())).await
+    }
+
     /// Starts one core on external servers and SQLite.
     pub async fn external() -> Self {
         Self::external_with(CoreOptions::default()).await
@@ -85,11 +93,16 @@ impl Fixture {
     /// Starts one core with managed or external Redis on PostgreSQL. Core and its own Redis are exempt from a
     /// slow disk. `Err` if there is no PostgreSQL.
     pub async fn on_postgres(managed: bool) -> Result<Self, String> {
+        Self::on_postgres_with(managed, &fast_disk()).await
+    }
+
+    /// Starts one core like [`Self::on_postgres`], with this environment of core and Redis.
+    pub async fn on_postgres_with(managed: bool, environment: &[(&str, PathBuf)]) -> Result<Self, String> {
         let postgres = Postgres::start().await?;
         let url = postgres.database("claimgate").await;
-        let mut options = CoreOptions::default().with("CLAIMGATE_DATABASE_URL", &url).on_fast_disk();
+        let mut options = CoreOptions::default().with("CLAIMGATE_DATABASE_URL", &url).with_all(environment);
         let managed = managed && Topology::from_env() == Topology::Own;
-        let server = if managed { None } else { Some(Servers::start_with(&[], &fast_disk()).await) };
+        let server = if managed { None } else { Some(Servers::start_with(&[], environment).await) };
         if let Some(server) = &server {
             options = options.with("CLAIMGATE_REDIS_URL", server.url());
         }
@@ -112,9 +125,13 @@ impl Fixture {
 
     /// Starts two cores like [`Self::two_cores`], with options.
     pub async fn two_cores_with(options: CoreOptions) -> Result<Self, String> {
+        Self::two_cores_on(Servers::start().await, options).await
+    }
+
+    /// Starts two cores like [`Self::two_cores`] on `server`, with options.
+    pub async fn two_cores_on(server: Servers, options: CoreOptions) -> Result<Self, String> {
         let postgres = Postgres::start().await?;
         let url = postgres.database("claimgate").await;
-        let server = Servers::start().await;
         let proxy = match &server {
             Servers::One(server) => Some(FaultProxy::start(socket(server)).await),
             _ => None,

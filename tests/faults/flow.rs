@@ -6,10 +6,11 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use support::checker::{Checker, Expect, Limits};
 use support::client::record;
+use support::clock::Clock;
 use support::core_client::campaign;
 use support::storm::{ClaimAttempt, ClaimOutcome};
 use support::wait::holds;
-use support::{Core, SOON, eventually};
+use support::{Core, CoreOptions, SOON, Servers, eventually};
 
 use crate::fixture::Fixture;
 use crate::tally::Row;
@@ -18,12 +19,15 @@ const LIMITS: Limits = Limits { total: Some(6), per_user: Some(3), per_user_per_
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn claims_work_on_sqlite_and_managed_redis() {
-    flow(Row::begin("flow: SQLite, managed Redis"), Fixture::managed().await).await;
+    let clock = Clock::new();
+    flow(Row::begin("flow: SQLite, managed Redis"), Fixture::managed_on(&clock).await, &clock).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn claims_work_on_sqlite_and_external_redis() {
-    flow(Row::begin("flow: SQLite, external Redis"), Fixture::external().await).await;
+    let clock = Clock::new();
+    let fixture = Fixture::on(Servers::start_on(&clock).await, CoreOptions::default()).await;
+    flow(Row::begin("flow: SQLite, external Redis"), fixture, &clock).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -37,16 +41,18 @@ async fn claims_work_on_postgres_and_external_redis() {
 }
 
 async fn on_postgres(row: Row, managed: bool) {
-    let Some(fixture) = row.needs(Fixture::on_postgres(managed).await) else { return };
-    flow(row, fixture).await;
+    let clock = Clock::new();
+    let started = Fixture::on_postgres_with(managed, &clock.environment()).await;
+    let Some(fixture) = row.needs(started) else { return };
+    flow(row, fixture, &clock).await;
 }
 
-async fn flow(row: Row, mut fixture: Fixture) {
+async fn flow(row: Row, mut fixture: Fixture, clock: &Clock) {
     let checker = Checker::create(&fixture.core, "demo", LIMITS).await;
     limits_and_replays(&fixture.core, &checker).await;
     changes(&fixture.core, &checker).await;
     sql_agrees(&fixture, &checker).await;
-    let holding = holds_end(&fixture.core).await;
+    let holding = holds_end(&fixture.core, clock).await;
     row.kill();
     fixture.replace_core().await;
     let again = checker.decided(SOON, &fixture.core, "alice", "k1").await;
@@ -161,7 +167,7 @@ async fn sql_agrees(fixture: &Fixture, checker: &Checker) {
 
 /// Confirms one hold, returns two and lets one expire. The units of the expired hold must become available
 /// automatically.
-async fn holds_end(core: &Core) -> Checker {
+async fn holds_end(core: &Core, clock: &Clock) -> Checker {
     let limits = Limits { total: Some(3), ..LIMITS };
     let mut body = campaign("held", limits.json());
     body["hold_seconds"] = json!(3600);
@@ -181,15 +187,17 @@ async fn holds_end(core: &Core) -> Checker {
         core.transition(&ids[1], "return").await.expect(200);
     }
     core.transition(&ids[1], "confirm").await.refused(409, "claim_returned");
-    // Nothing is expected of this hold before it expires.
-    core.patch("held", json!({"hold_seconds": 1})).await.expect(200); // real time
+    // The clock is moved past the end of a shorter hold only.
+    core.patch("held", json!({"hold_seconds": 600})).await.expect(200);
     let short = id(&send_claim(core, &checker, "erin", "k", 1).await).to_owned();
+    clock.move_by_ms(1_200_000);
     eventually(SOON, || async {
         let left = core.campaign("held").await["remaining"].clone();
         holds(left == 1, || format!("{left} left"))
     })
     .await;
     core.transition(&short, "confirm").await.refused(409, "claim_expired");
+    clock.move_by_ms(0);
     core.transition(&ids[2], "return").await.expect(200);
     for id in [&ids[1], &ids[2], &short] {
         checker.ended(id);

@@ -95,7 +95,6 @@ on_both_databases! {
     concurrent_imports_of_one_file_count_once, "one file imported concurrently";
     imported_claims_count_on_their_own_days, "earlier days imported after a later one";
     an_import_refused_by_sql_is_reported_as_stopped, "an import that the database refuses";
-    ending_an_unfinished_import_expires_its_holds, "an unfinished import ended while a claim is held";
     a_large_file_is_imported_within_its_memory_bound, "a large file imported";
 }
 
@@ -161,30 +160,6 @@ async fn a_file_with_too_many_lines_is_rejected() {
     let file = format!("user_id,quantity\nann,1\n{}", "\n".repeat(2_999_998));
     check_counted(import(&fixture.core, "demo", &file).await, 1, 0);
     row.passed(2, "bounded");
-}
-
-async fn ending_an_unfinished_import_expires_its_holds(row: Row, fixture: Fixture) {
-    let core = &fixture.core;
-    let mut body = campaign("demo", json!({"total": 9}));
-    body["hold_seconds"] = json!(2); // real time: nothing is expected of the hold before it expires
-    core.create_with(body).await;
-    core.claim("demo", "ann", "k").await.expect(201);
-    core.set_admin_state("demo", "pause").await.expect(200);
-    fixture.relayed("demo").await;
-    let broken_off = "import_digest = 'of a file', evicted_at = 1, evicted_taken = 1, evicted_sequence = 1, epoch = epoch + 1";
-    fixture.sql.change_campaign("demo", broken_off).await;
-    eventually(SOON, || async {
-        let view = view(core, "demo").await;
-        holds(view["import_unfinished"] == true, || view.to_string())
-    })
-    .await;
-    core.set_admin_state("demo", "end").await.expect(200);
-    eventually(SOON, || async {
-        let statuses: Vec<_> = fixture.sql.claims("demo").await.into_iter().map(|row| row.status).collect();
-        holds(statuses == ["expired"], || format!("{statuses:?}"))
-    })
-    .await;
-    row.passed(1, "the held claim expired");
 }
 
 async fn imported_claims_count_like_any_others(row: Row, fixture: Fixture) {

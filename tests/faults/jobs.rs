@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use reqwest::Method;
 use serde_json::json;
-use support::core_client::campaign;
+use support::clock::Clock;
 use support::inspect::key;
 use support::only_on;
 use support::process::{Signal, cpu_ms, runs, signal_group, signal_pid, signal_pids};
@@ -18,6 +18,7 @@ use tokio::time::sleep;
 
 use crate::cores::entries_in_flight;
 use crate::fixture::Fixture;
+use crate::held::{HOLD_MS, HOLD_S, create_with_holds, until_returned};
 use crate::registers::counter;
 use crate::tally::{Row, say};
 
@@ -25,8 +26,6 @@ use crate::tally::{Row, say};
 const STOPPED_MAX: Duration = Duration::from_secs(15);
 /// Readiness changes within this time.
 const READINESS_MAX: Duration = Duration::from_secs(5);
-/// Time limit of the return of a due hold's units: core checks an idle campaign about once a second.
-const RETURNED_MAX: Duration = Duration::from_secs(2);
 
 /// Waits until `core` grants `user` a unit of `campaign`.
 async fn wins(core: &Core, campaign: &str, user: &str) {
@@ -37,20 +36,6 @@ async fn wins(core: &Core, campaign: &str, user: &str) {
 async fn is_not_ready(core: &Core, campaign: &str) {
     let claim = async || core.once().claim(campaign, "bob", "k").await;
     refused_in_time(503, "campaign_not_ready", claim).await;
-}
-
-async fn create_holding(core: &Core, id: &str, hold_seconds: u32) {
-    let mut body = campaign(id, json!({"total": 10}));
-    body["hold_seconds"] = json!(hold_seconds);
-    core.create_with(body).await;
-}
-
-async fn until_returned(redis: &RedisView, campaign: &str, within: Duration) {
-    eventually(within, || async {
-        let taken = redis.counter(campaign, "taken").await;
-        holds(taken == 0, || format!("{taken} units of {campaign} are still taken"))
-    })
-    .await;
 }
 
 /// With a thousand campaigns, each with a hold due in an hour, and no callers, core writes nothing, calls no
@@ -64,7 +49,7 @@ async fn a_thousand_idle_campaigns_with_holds_cost_almost_nothing() {
     let fixture = Fixture::external().await;
     for at in 0..CAMPAIGNS {
         let id = format!("c{at}");
-        create_holding(&fixture.core, &id, 3600).await;
+        create_with_holds(&fixture.core, &id, HOLD_S).await;
         wins(&fixture.core, &id, "alice").await;
     }
     let redis = fixture.redis().await;
@@ -98,14 +83,16 @@ async fn a_thousand_idle_campaigns_with_holds_cost_almost_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hanging_load_does_not_block_other_loads_or_sweeps() {
     let row = Row::begin("a hanging load does not block other campaigns");
-    let Some(fixture) = row.needs(Fixture::on_postgres(false).await) else { return };
+    let clock = Clock::new();
+    let started = Fixture::on_postgres_with(false, &clock.environment()).await;
+    let Some(fixture) = row.needs(started) else { return };
     let redis = fixture.redis().await;
     for id in ["stuck", "lost"] {
         fixture.core.create(id, json!({"total": 10})).await;
         wins(&fixture.core, id, "alice").await;
         redis.relayed(id, SOON).await;
     }
-    create_holding(&fixture.core, "held", 3).await; // real time: nothing is expected before
+    create_with_holds(&fixture.core, "held", HOLD_S).await;
     let held = fixture.sql.hold_campaign("stuck").await;
     row.fault();
     redis.query::<()>(&["DEL", &key("stuck", "users")]).await;
@@ -115,6 +102,7 @@ async fn a_hanging_load_does_not_block_other_loads_or_sweeps() {
     row.fault();
     redis.query::<()>(&["DEL", &key("lost", "users")]).await;
     wins(&fixture.core, "lost", "bob").await;
+    fixture.move_clock(&clock, HOLD_MS).await;
     until_returned(&redis, "held", promised(Duration::from_secs(8))).await;
     redis.relayed("lost", SOON).await;
     is_not_ready(&fixture.core, "stuck").await;
@@ -160,24 +148,6 @@ async fn claims_rejected_during_a_load_do_not_cause_a_busy_loop() {
     redis.query::<()>(&["DEL", lease]).await;
     wins(&fixture.core, "loading", "bob").await;
     row.passed(300, &format!("{calls} script calls for {CLAIMS} rejected claims"));
-}
-
-/// The holds of a dead core are expired by another core that receives no calls.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn holds_of_a_dead_core_are_expired_by_another_core() {
-    let row = Row::begin("holds of a dead core are expired by another");
-    let Some(mut fixture) = row.needs(Fixture::two_cores().await) else { return };
-    let redis = fixture.redis().await;
-    create_holding(&fixture.core, "held", 4).await; // real time: nothing is expected before
-    fixture.core.claim("held", "alice", "k").await.expect(201);
-    let due = Instant::now() + Duration::from_secs(4);
-    redis.relayed("held", SOON).await;
-    row.kill();
-    fixture.core.kill();
-    let remaining = due.saturating_duration_since(Instant::now());
-    until_returned(&redis, "held", promised(remaining + RETURNED_MAX)).await;
-    redis.relayed("held", SOON).await;
-    row.passed(1, "expired, in Redis and SQL");
 }
 
 /// Breaks an outbox or its SQL rows permanently, and checks that two other campaigns are still relayed,

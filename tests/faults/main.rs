@@ -23,6 +23,7 @@ mod failovers;
 mod feed;
 mod fixture;
 mod flow;
+mod held;
 mod idle;
 mod import;
 mod jobs;
