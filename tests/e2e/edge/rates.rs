@@ -1,25 +1,27 @@
 //! Rate limits of the edge per address and per user.
 
 use std::future::Future;
+use std::time::Instant;
 
 use futures_util::future::join_all;
 use serde_json::json;
-use support::Reply;
+use support::{Reply, SOON};
 
 use super::{claims_sent_to_core, run, strict_world};
 
 /// Sends requests until one is rate limited. Returns the number of accepted requests, and the rejection. One
 /// after another, they would stay below the limit on a slow machine.
-async fn until_refused<F: Future<Output = Reply>>(mut send: impl FnMut(usize) -> F) -> (usize, Reply) {
-    let mut count = 0;
-    for burst in 0..5 {
+pub async fn until_refused<F: Future<Output = Reply>>(mut send: impl FnMut(usize) -> F) -> (usize, Reply) {
+    let (began, mut count, mut burst) = (Instant::now(), 0, 0);
+    while began.elapsed() < SOON {
         let replies = join_all((burst * 40..(burst + 1) * 40).map(&mut send)).await;
         count += replies.iter().filter(|reply| reply.status != 429).count();
         if let Some(refused) = replies.into_iter().find(|reply| reply.status == 429) {
             return (count, refused);
         }
+        burst += 1;
     }
-    panic!("none of 200 requests was rate limited");
+    panic!("none of {count} requests was rate limited");
 }
 
 #[test]
