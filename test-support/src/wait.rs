@@ -9,16 +9,19 @@ use tokio::sync::RwLock;
 use tokio::task::spawn_blocking;
 
 use crate::client::Repetition;
+use crate::process::is_slow;
 use crate::{Reply, SOON};
 
 const POLL: Duration = Duration::from_millis(10);
 
-/// Calls `check` until it returns `Ok`; fails the test with the last `Err` after `within`.
+/// Calls `check` until it returns `Ok`; fails the test with the last `Err` after `within`, or four times as long on a
+/// simulated slow machine.
 pub async fn eventually<T, F, Fut>(within: Duration, mut check: F) -> T
 where
     F: FnMut() -> Fut,
     Fut: Future<Output = Result<T, String>>,
 {
+    let within = if is_slow() { 4 * within } else { within };
     let started = Instant::now();
     loop {
         match check().await {
