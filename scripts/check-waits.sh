@@ -1,56 +1,163 @@
 #!/usr/bin/env bash
-# Finds tests that could fail only because the machine is slow. Each limit of a wait must be SOON,
-# promised(…), or at least 20 s. Nothing may open or end some seconds from now. The exception is a line
-# with a comment "real time", which says why lateness does no harm.
+# Finds tests of the gate that could fail only because the machine is slow. Each limit of a wait must be SOON,
+# promised(…), or at least 20 s. No window, hold or token begins or ends some seconds from now. The exception
+# is a test of tests/soak.txt, on a line with a comment "real time". First checks itself with lines that must
+# be found.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-mapfile -t files < <(git ls-files 'tests/*.rs' 'test-support/*.rs')
-awk '
-    function seconds(text,   number) {
-        if (!match(text, /from_(secs|millis)\([0-9_]+\)/)) return 1000
-        number = substr(text, RSTART, RLENGTH)
-        gsub(/[^0-9]/, "", number)
-        return text ~ /from_millis/ ? number / 1000 : number + 0
-    }
-    function count(text, what) { return gsub(what, "", text) }
-    function fail(what) { printf "%s:%d: %s: %s\n", FILENAME, FNR, what, $0; wrong = 1 }
-    # Whether the constant, of this file or of another one that exports it, is below 20 s.
-    function is_short(name) { return (FILENAME, name) in value ? value[FILENAME, name] < 20 : name in exported && exported[name] < 20 }
+check() { # FILE…
+    awk '
+        # Returns the shortest time in the text, in seconds; 1000 if there is none.
+        function seconds(text,   number, unit, shortest) {
+            shortest = 1000
+            while (match(text, /from_(secs|millis)(_f64)?\([0-9_.]+\)/)) {
+                number = substr(text, RSTART, RLENGTH)
+                text = substr(text, RSTART + RLENGTH)
+                unit = number ~ /millis/ ? 0.001 : 1
+                sub(/^.*\(/, "", number)
+                gsub(/_|\)/, "", number)
+                if (number * unit < shortest) shortest = number * unit
+            }
+            return shortest
+        }
+        # Whether the constant, of this file or of another one that exports it, is below 20 s.
+        function is_short(name) {
+            if ((FILENAME, name) in value) return value[FILENAME, name] < 20
+            return name in exported && exported[name] < 20
+        }
+        # Whether the text has a constant below 20 s whose name matches.
+        function has_short(text, names,   words, at) {
+            for (at = split(text, words, /[^A-Z_0-9]+/); at > 0; at--) {
+                if (words[at] ~ names && is_short(words[at])) return 1
+            }
+            return 0
+        }
+        # Whether the number at the beginning of the text, in milliseconds or in `unit`, is below 20 s.
+        function is_short_number(text, unit) {
+            if (text ~ /^[0-9_]+ \* SECOND/) unit = 1000
+            sub(/[^0-9_.].*/, "", text)
+            gsub(/_/, "", text)
+            return text * unit < 20000
+        }
+        # Whether only the soak runs the test of this line.
+        function is_in_soak(   module, binary) {
+            module = FILENAME
+            sub(/^tests\//, "", module)
+            binary = module
+            sub(/\/.*/, "", binary)
+            sub(/^[^\/]*\//, "", module)
+            sub(/(\/mod)?\.rs$/, "", module)
+            gsub(/\//, "::", module)
+            return (binary " " module "::" test) in soak
+        }
+        function count(text, what) { return gsub(what, "", text) }
+        function fail(what) { printf "%s:%d: %s: %s\n", FILENAME, FNR, what, $0; wrong = 1 }
 
-    # The first pass reads the constants.
-    /^ *(pub )?const [A-Z_]+: Duration =/ {
-        if (pass == 1) {
+        BEGIN { waits = "(^|[ .(:])(eventually|until_[a-z_]+|timeout|wait|relayed)[(]" }
+        FILENAME == "tests/soak.txt" { soak[$1 " " $2] = 1; next }
+        FNR == 1 { in_tests = FILENAME ~ /(^|\/)(tests?|test-support)\/|\/tests\.rs$|\.test\.js$/; whole = 0 }
+        /^mod tests \{/ { in_tests = 1 }
+        !in_tests { next }
+        # The first pass reads the constants.
+        /^ *(pub )?const [A-Z_0-9]+: Duration =/ {
             name = $0
             sub(/^ *(pub )?const /, "", name)
             sub(/:.*/, "", name)
             value[FILENAME, name] = seconds($0)
-            if (/pub const/) exported[name] = seconds($0)
+            if (/pub /) exported[name] = seconds($0)
+            next
         }
-        next
-    }
-    pass == 1 { next }
-    # An assertion may span some lines.
-    /assert!\(/ { whole = 1; line = ""; lines = 0 }
-    whole {
-        line = line $0
-        if (count(line, "[(]") > count(line, "[)]") && ++lines < 6) next
-        $0 = line
-        whole = 0
-    }
-    # Not limits that fail a test: the time for which a load or a fault lasts, and that of a client.
-    /^ *while / || /\.is_err\(\)/ || /\.timeout\(/ || /SOON/ || /promised\(/ || /real time/ { next }
-    /\.contains\(&[a-z_.()]*as_secs\(\)\)/ { fail("a limit below 20 s") }
-    /(eventually|until_[a-z_]+|timeout|\.wait|\.relayed)\(/ || /assert!\(.* <=? / {
-        limit = $0
-        if (/assert!/) sub(/.* <=? /, "", limit)
-        gsub(/"[^"]*"/, "", limit)
-        if (limit ~ /Duration::from_/ && seconds(limit) < 20) fail("a limit below 20 s")
-        split(limit, words, /[^A-Z_]+/)
-        for (at in words) if (words[at] ~ /^[A-Z]/ && is_short(words[at])) fail("a limit below 20 s")
-    }
-    /from_now\([1-9][0-9]?\)/ || /hold_seconds"\]?[ :=]*(json!\()?[1-9][0-9]?([^0-9_]|$)/ || /_hold(s|ing)\(.*, [1-9][0-9]?(\)|,)/ {
-        fail("ends while the test runs")
-    }
-    END { exit wrong }
-' pass=1 "${files[@]}" pass=2 "${files[@]}"
+        pass == 1 { next }
+        /^ *(pub )?(async )?fn / { test = $0; sub(/^.*fn /, "", test); sub(/[^a-z0-9_].*/, "", test) }
+        # An assertion may span some lines. A long call has its first argument on a line of its own.
+        /assert!\(/ || $0 ~ waits "$" { whole = 1; line = ""; lines = 0 }
+        whole {
+            line = line $0
+            if (count(line, "[(]") > count(line, "[)]") && ++lines < (line ~ /assert!/ ? 6 : 2)) next
+            $0 = line
+            whole = 0
+        }
+        /real time/ && is_in_soak() { next }
+
+        # Times from now, below 100 s. Unit tests have no servers.
+        FILENAME !~ /(^|\/)src\// && (/from_now\([1-9][0-9]?\)/ ||
+        /hold_seconds["\]]*[ :=]*(json!\()?[1-9][0-9]?([^0-9_]|$)/ || /--hold-seconds", "[1-9][0-9]?"/ ||
+        /_hold(s|ing)\(.*, [1-9][0-9]?(\)|,)/ || /const HOLD_S: .* = [1-9][0-9]?;/) {
+            fail("begins or ends while the test runs")
+            next
+        }
+        # By default, a token is accepted for 5 s after its end.
+        /"exp".*now.* (- [0-4]|\+ [1-9][0-9]?)[^0-9_]/ || /"--ttl", "[1-9][0-9]?"/ {
+            fail("a token ends while the test runs")
+            next
+        }
+
+        # Not limits that fail a test: the time for which a load or a fault lasts, and that of a client.
+        /^ *(while|use) / || /\.is_err\(\)/ || /\.timeout\(/ || /SOON/ || /promised\(/ { next }
+        /\.contains\(&[a-z_.()]*as_(secs|millis)\(\)\)/ { fail("a limit below 20 s"); next }
+        $0 ~ waits || /(assert!\(|holds\(|let is_).* <=? / || /if .*(elapsed\(\)|took|waited) >=? / {
+            limit = $0
+            if (/ [<>]=? /) sub(/^.* [<>]=? /, "", limit)
+            gsub(/"[^"]*"/, "", limit)
+            if (seconds(limit) < 20 || has_short(limit, "^[A-Z]")) { fail("a limit below 20 s"); next }
+        }
+        /(now_ms\(\)|elapsed\(\)|_ms|took|waited|performance\.now\(\)).* <=? [0-9]/ {
+            limit = $0
+            sub(/^.* <=? /, "", limit)
+            if (is_short_number(limit, /as_secs(_f64)?\(\) <=? / ? 1000 : 1)) { fail("a limit below 20 s"); next }
+        }
+        # A constant whose name says that it is a limit, and which is neither a lower bound nor a pause.
+        / >=? |sleep\(|[sS]low\(|pool_idle_timeout\(|checked_sub\(/ { next }
+        has_short($0, "_(MAX|WITHIN)$") { fail("a limit below 20 s") }
+        END { exit wrong }
+    ' tests/soak.txt pass=1 "$@" pass=2 "$@"
+}
+
+# Checks that each statement of the input is found, at its last line.
+check_itself() {
+    local directory bad
+    directory=$(mktemp -d)
+    bad=$directory/tests/bad.rs
+    mkdir "$directory/tests"
+    cat >"$bad"
+    check "$bad" >"$directory/found" || true
+    grep -nvE '^const .* Duration|\($' "$bad" | cut -d: -f1 >"$directory/expected"
+    cut -d: -f2 "$directory/found" | diff "$directory/expected" - && rm -r "$directory"
+}
+
+check_itself <<'BAD' || { echo "check-waits: does not find the lines above, or finds others"; exit 1; }
+const REPORT_MAX: Duration = Duration::from_secs(5);
+const HOLD_S: i64 = 4;
+eventually(Duration::from_secs(5), || async { condition }).await;
+eventually(REPORT_MAX, || async { condition }).await;
+eventually(
+    Duration::from_secs(5), || async { condition }).await;
+let reply = until_status(Duration::from_secs(19), &[200], call).await;
+assert!(process.wait(Duration::from_millis(19_999)).await.success());
+redis.relayed("demo", Duration::from_secs(8)).await;
+timeout(Duration::from_secs(1), poll).await.expect("an answer");
+assert!(began.elapsed() < Duration::from_millis(1_500), "{:?}", began.elapsed());
+assert!(
+    took.as_secs() >= 4 && took <= REPORT_MAX, "{took:?}");
+assert!(took.as_secs() < 6);
+assert!((claimed_at_ms - now_ms()).abs() < 10 * SECOND);
+assert!((2..4).contains(&took.as_secs()));
+holds(sent_at.elapsed() < Duration::from_secs(2), || reply.text())
+let is_fast = took < Duration::from_secs(1);
+if began.elapsed() > Duration::from_secs(5) { panic!(); }
+all_granted(&core, REPORT_MAX).await;
+body["starts_at"] = json!(from_now(2));
+body["ends_at"] = json!(from_now(30)); // real time: but the soak has no such test
+body["hold_seconds"] = json!(2);
+core.patch("demo", json!({"hold_seconds": 1})).await;
+create_holding(&core, "held", 3).await;
+run(&["campaign", "update", "demo", "--hold-seconds", "5"]).await;
+run(&["pass", "--user", "ann", "--ttl", "5"]).await;
+payload["exp"] = json!(now_ms() / 1000 - 2);
+("ends", with("exp", json!(now_s + 3))),
+assert.ok(performance.now() - startedAt < 1700, "the deadline holds");
+BAD
+
+mapfile -t files < <(git ls-files '*.rs' 'client/test/*.js' 'edge/*.test.js' ':!bench' ':!lab')
+check "${files[@]}"
