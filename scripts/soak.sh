@@ -33,6 +33,7 @@ parts() {
     previous        ^(core/migrations/|core/src/store/|core/src/http/|lua/|shared/src/)
     packages        ^(packaging/|scripts/(package|debian).sh)
     images          ^(Dockerfile|\.dockerignore|compose.yaml|packaging/(claimgate-edge|image/)|scripts/(build-worker|debian|demo-campaign|setup|tools).sh|tests/images.sh|package-lock.json)
+    gate            ^(scripts/(test|within|dependencies|check-soak).sh|tests/(gate.sh|soak.txt|model/main.rs))
     failovers       ^(core/src/store/redis/|core/src/engine/lifecycle/|lua/)
     promotion       ^(core/src/engine/lifecycle/|core/src/store/|lua/)
     at-rest         ^(core/src/jobs/|core/src/engine/campaign/|core/src/store/redis/survey)
@@ -86,6 +87,7 @@ run() {
     previous) tests/previous.sh ;;
     packages) make package && tests/packages.sh ;;
     images) tests/images.sh ;;
+    gate) tests/gate.sh ;;
     failovers) ROUNDS=${ROUNDS:-50} on_both_servers tests faults failovers ;;
     promotion) CLAIMS=${CLAIMS:-1000000} CAMPAIGNS=${CAMPAIGNS:-10000} on_both_servers tests faults promotion ;;
     at-rest) PROMISES=1 LIVE=${LIVE:-10000} ENDED=${ENDED:-1000000} REST_S=${REST_S:-60} tests faults idle:: ;;

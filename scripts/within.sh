@@ -9,7 +9,7 @@
 set -euo pipefail
 
 # Several times what the slowest part of `make test` and the slowest test took, and far less than CI's 90 minutes.
-total_s=${TOTAL_S:-1800} test_s=600
+total_s=${TOTAL_S:-1800} test_s=${TEST_S:-600}
 if [ "${SLOW:-}" = 1 ]; then total_s=$((4 * total_s)) test_s=$((4 * test_s)); fi
 # Start of each test that has run for over 60 seconds, in seconds since this script began.
 declare -A began=()
