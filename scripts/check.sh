@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `make check`: all static checks.
+# `make check`: all static checks. Clippy takes longest and runs beside the others; its output comes last.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/tools.sh
@@ -10,6 +10,25 @@ say format
 cargo fmt --all --check
 # `cargo fmt` does not find modules that a macro declares.
 rustfmt --check --edition 2024 lab/src/strategies/*.rs
+
+run_clippy() {
+    # A different version has different lints: only this one's are errors.
+    local deny_warnings=()
+    if [[ $(cargo clippy --version) == "clippy 0.1.$clippy_minor "* ]]; then
+        deny_warnings=(-D warnings)
+    else
+        echo "This is not the clippy of Rust 1.$clippy_minor: its warnings are printed only."
+    fi
+    cargo clippy --workspace --all-targets -- "${deny_warnings[@]}"
+    # Debian's Rust, the other way to build the Worker, has no clippy for rustup's toolchain.
+    if has_wasm_target; then cargo clippy -p claimgate-edge --target wasm32-unknown-unknown -- "${deny_warnings[@]}"; fi
+}
+clippy_log=$(mktemp)
+set -m # a process group of its own, to stop it if another check fails
+run_clippy >"$clippy_log" 2>&1 </dev/null &
+set +m
+clippy=$!
+trap 'kill -- -$clippy 2>/dev/null || true; rm -f "$clippy_log"' EXIT
 
 say shell, JavaScript and Lua
 shell=(scripts/*.sh tests/*.sh .ci/run packaging/claimgate-edge packaging/compose/*.sh packaging/debian/*.{prerm,postinst,postrm} packaging/image/*)
@@ -61,18 +80,6 @@ scripts/check-waits.sh
 say features
 scripts/check-features.sh
 
-say clippy
-# A different version has different lints: only this one's are errors.
-deny_warnings=()
-if [[ $(cargo clippy --version) == "clippy 0.1.$clippy_minor "* ]]; then
-    deny_warnings=(-D warnings)
-else
-    echo "This is not the clippy of Rust 1.$clippy_minor: its warnings are printed only."
-fi
-cargo clippy --workspace --all-targets -- "${deny_warnings[@]}"
-# Debian's Rust, the other way to build the Worker, has no clippy for rustup's toolchain.
-if has_wasm_target; then cargo clippy -p claimgate-edge --target wasm32-unknown-unknown -- "${deny_warnings[@]}"; fi
-
 say licences, bans, sources
 deny=$(cargo_deny)
 "$deny" check licenses bans sources
@@ -85,3 +92,7 @@ if timeout 60 "$deny" fetch db >/dev/null 2>&1; then
 else
     echo "The advisory database is unreachable: skipped."
 fi
+
+say clippy
+tail --lines=+1 --follow --pid=$clippy "$clippy_log"
+wait $clippy
