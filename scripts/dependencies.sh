@@ -4,17 +4,18 @@
 #   scripts/dependencies.sh take    copies them into target, unless it has a build already
 #   scripts/dependencies.sh keep    keeps those of target, in place of an older set
 #
-# A set belongs to one Cargo.lock, the profiles and one compiler. Cargo still decides for each crate whether it is
-# current.
+# A set belongs to one Cargo.lock, the profiles, one compiler and this script. Cargo still decides for each crate
+# whether it is current.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/tools.sh
 
 has rustc || { echo "dependencies: Rust is not installed yet"; exit 0; }
-set_name=dependencies-$({ cat Cargo.lock Cargo.toml rust-toolchain.toml && rustc -vV; } | sha256sum | cut -c1-16)
+inputs=(Cargo.lock Cargo.toml rust-toolchain.toml scripts/dependencies.sh)
+set_name=dependencies-$({ cat "${inputs[@]}" && rustc -vV; } | sha256sum | cut -c1-16)
 kept=$tools_dir/$set_name
-# The builds of the tests, and of the Worker for its own machine and for wasm32.
-builds=(debug edge wasm32-unknown-unknown/edge)
+# The builds of the tests and of clippy, also for wasm32, and of the Worker for its own machine and for wasm32.
+builds=(debug wasm32-unknown-unknown/debug edge wasm32-unknown-unknown/edge)
 free_kb_min=10000000
 
 take() {
@@ -38,6 +39,7 @@ keep() {
     # shellcheck disable=SC2064 # expand now
     trap "rm -rf $new" EXIT
     for build in "${builds[@]}"; do
+        [ -d "target/$build" ] || continue # Debian's Rust has no clippy for wasm32
         mkdir -p "$new/$build"
         # In deps, only programs have a name without a dot: the tests.
         (cd "target/$build" && find build .fingerprint -type f && find deps -type f -name '*.*') |
@@ -45,6 +47,7 @@ keep() {
     done
     export CARGO_TARGET_DIR=$new
     cargo clean --quiet --offline --workspace
+    cargo clean --quiet --offline --workspace --target wasm32-unknown-unknown
     cargo clean --quiet --offline --workspace --profile edge
     cargo clean --quiet --offline --workspace --profile edge --target wasm32-unknown-unknown
     rm -rf "$tools_dir"/dependencies-*
