@@ -2,13 +2,16 @@
 
 use serde_json::{Value, json};
 use support::wait::holds;
-use support::{Core, CoreOptions, SOON, eventually};
+use support::{Core, CoreOptions, SOON, Sql, eventually};
 
 use crate::command_line::run_against;
 use crate::dashboard::{LiveStream, campaign};
 use crate::on_postgres::on_postgres;
 
 const EVICTED: &str = "SELECT COUNT(*) FROM campaigns WHERE id = $1 AND evicted_at IS NOT NULL";
+
+/// SQL loses all archivings and issues their numbers to other changes, so core reads no campaign as changed.
+const LOSE_ARCHIVING: &str = "UPDATE campaigns SET archived_at = NULL, change_number = change_number - 1";
 
 /// Returns the ids of the listed campaigns.
 async fn listed(core: &Core, options: &[&str]) -> Vec<String> {
@@ -23,6 +26,15 @@ async fn archive(core: &Core, id: &str) -> Value {
 
 async fn view(core: &Core, id: &str) -> Value {
     core.admin_get(&format!("/admin/v1/campaigns/{id}")).await.expect(200).json()
+}
+
+/// Waits until the view of a campaign says that it is not archived. A store that is slow may delay this.
+async fn is_not_archived(core: &Core, id: &str) {
+    eventually(SOON, || async {
+        let view = view(core, id).await;
+        holds(view["archived"] == false, || view.to_string())
+    })
+    .await;
 }
 
 async fn a_campaign_that_is_over_can_be_archived(core: &Core) {
@@ -74,10 +86,37 @@ async fn a_campaign_that_is_over_can_be_archived_on_sqlite() {
 
 #[tokio::test]
 async fn a_campaign_that_is_over_can_be_archived_on_postgres() {
-    if let Some((core, _sql, _postgres)) =
+    if let Some((core, _sql, mut postgres)) =
         on_postgres("archiving on PostgreSQL", CoreOptions::default()).await
     {
         a_campaign_that_is_over_can_be_archived(&core).await;
+        postgres.stop_immediately().await;
+        assert_eq!(view(&core, "over").await["state"], "ended", "the view must not need SQL");
+    }
+}
+
+async fn an_archiving_that_sql_lost_is_not_shown(core: &Core, sql: &Sql) {
+    core.create("over", json!({"total": 2})).await;
+    core.set_admin_state("over", "end").await.expect(200);
+    archive(core, "over").await;
+    sql.run(LOSE_ARCHIVING.to_owned()).await;
+    is_not_archived(core, "over").await;
+    let mut stream = LiveStream::open(core, &core.admin_token()).await;
+    stream.until("with the campaign", |snapshot| !campaign(snapshot, "over").is_null()).await;
+}
+
+#[tokio::test]
+async fn an_archiving_that_sql_lost_is_not_shown_on_sqlite() {
+    let core = Core::start().await;
+    an_archiving_that_sql_lost_is_not_shown(&core, &core.sql()).await;
+}
+
+#[tokio::test]
+async fn an_archiving_that_sql_lost_is_not_shown_on_postgres() {
+    if let Some((core, sql, _postgres)) =
+        on_postgres("a lost archiving on PostgreSQL", CoreOptions::default()).await
+    {
+        an_archiving_that_sql_lost_is_not_shown(&core, &sql).await;
     }
 }
 
@@ -102,9 +141,9 @@ async fn an_evicted_campaign_can_be_archived() {
     core.create("old", json!({"total": 2})).await;
     core.claim("old", "ann", "k").await.expect(201);
     core.end_by_time("old").await;
-    let evicted = core.sql();
+    let sql = core.sql();
     eventually(SOON, || async {
-        let rows = evicted.number(EVICTED, "old").await;
+        let rows = sql.number(EVICTED, "old").await;
         holds(rows == 1, || "not evicted".to_owned())
     })
     .await;
@@ -113,6 +152,10 @@ async fn an_evicted_campaign_can_be_archived() {
     let archived = archive(&core, "old").await;
     assert_eq!((&archived["archived"], &archived["taken"]), (&json!(true), &json!(1)));
     assert_eq!(listed(&core, &[]).await, Vec::<String>::new());
-    let evicted = evicted.number(EVICTED, "old").await;
+    let evicted = sql.number(EVICTED, "old").await;
     assert_eq!(evicted, 1, "archiving does not load the campaign");
+
+    // The campaign is in core's memory by now, and core does not read evicted campaigns again.
+    sql.run(LOSE_ARCHIVING.to_owned()).await;
+    is_not_archived(&core, "old").await;
 }

@@ -30,6 +30,9 @@ defect newer_rules_treated_as_success core/src/engine/campaign_changes.rs \
     'if false {
             return' \
     model rules_are_not_reported
+defect archive_mark_in_memory_shown core/src/engine/campaigns.rs \
+    'stored.map_or(known.archived, |stored| stored.archived)' 'stored.map_or(known.archived, |_| known.archived)' \
+    e2e archive::an_evicted
 defect repair_not_verified core/src/engine/lifecycle/reconcile.rs \
     '"backlog", "lost_events", "rules", "codes"]' '"backlog", "lost_events"]' \
     faults sql_loss::a_repair_restores_rules

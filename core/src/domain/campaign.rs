@@ -16,7 +16,7 @@ use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 
 use super::claim_record::UserCounters;
 use super::codes::CodeStock;
-use super::counters::{ChangeNumber, Epoch, FencingToken};
+use super::counters::{Epoch, FencingToken};
 use super::days::TimeZone;
 use super::free_text::{self, TextError};
 use super::high_water_mark::HighWaterMark;
@@ -66,12 +66,9 @@ pub struct Campaign {
     /// The digest of the file whose import is unfinished. Until then the campaign is evicted, and no claim is
     /// decided.
     pub unfinished_import: Option<String>,
-    /// Whether an admin has archived the campaign. The mark counts only while the campaign is ended, see
-    /// [`Self::is_archived`].
+    /// Whether an admin has archived the campaign, as SQL had it when this was read: archiving raises neither version
+    /// nor epoch. The mark counts only while the campaign is ended, see [`Self::is_archived`].
     pub archived: bool,
-    /// The number of the last change, as SQL had it when this was read. It orders changes of `archived`, which raise
-    /// neither version nor epoch.
-    pub change_number: ChangeNumber,
 }
 
 /// The rules that Redis applies: all of a campaign's rules except the name and the time zone.

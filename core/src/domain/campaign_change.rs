@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::campaign::{Campaign, Name, RegisterId};
 use super::codes::{CodeStock, per_claim_limit};
-use super::counters::{ChangeNumber, Epoch, FencingToken};
+use super::counters::{Epoch, FencingToken};
 use super::days::TimeZone;
 use super::high_water_mark::HighWaterMark;
 
@@ -89,7 +89,6 @@ impl NewCampaign {
             evicted: None,
             unfinished_import: None,
             archived: false,
-            change_number: ChangeNumber::default(),
         })
     }
 

@@ -155,8 +155,7 @@ impl CampaignChanges {
         change: Change<'_>,
     ) -> Result<(), EngineError> {
         let changed = self.campaigns.stores.sql.set_archived(id, archived, change).await?;
-        let campaign = written(changed, change)?;
-        self.campaigns.registry.update(campaign.clone()).mark_archived(&campaign);
+        self.campaigns.registry.update(written(changed, change)?);
         Ok(())
     }
 

@@ -1,8 +1,10 @@
 //! Finds campaigns, and reads their live counters.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use claimgate_shared::{CampaignId, CampaignView, ClaimId, Version};
+use claimgate_shared::{CampaignId, CampaignView, ClaimId, Timestamp, Version};
+use tokio::time::timeout;
 
 use super::campaign::handle::CampaignHandle;
 use super::campaign::registry::CampaignRegistry;
@@ -15,7 +17,11 @@ use crate::domain::campaign::{Campaign, Evicted};
 use crate::domain::claim_record::ClaimRecord;
 use crate::domain::not_ready::NotReadyReason;
 use crate::store::redis::scripts::replies::Counters;
-use crate::store::sql::AuditFilter;
+use crate::store::sql::{AuditFilter, SqlError};
+
+/// The time limit of reading an archive mark from SQL. Before, a change or a slow Redis may have used most of the
+/// answer's time, and without an answer the caller does not learn whether the change was made.
+const ARCHIVE_MARK_MAX: Duration = Duration::from_millis(300);
 
 /// A campaign with its live counters.
 #[derive(Debug)]
@@ -24,6 +30,8 @@ pub struct CampaignStatus {
     pub campaign: Arc<Campaign>,
     /// The counters; `None` while Redis is unavailable or the campaign is not ready.
     pub counters: Option<Counters>,
+    /// Whether an admin has archived the campaign, as SQL has it. The mark counts only while `campaign` is ended.
+    pub archive_mark: bool,
 }
 
 /// A page of campaigns.
@@ -80,6 +88,27 @@ impl Campaigns {
 
     /// Returns the campaign with its live counters, or without counters while Redis cannot return them.
     pub async fn status(&self, id: &CampaignId) -> Result<CampaignStatus, EngineError> {
+        let (campaign, counters) = self.with_counters(id).await?;
+        let now = counters.map_or_else(clock::now, |counters| counters.now);
+        let archive_mark = self.archive_mark(&campaign, now).await;
+        Ok(CampaignStatus { campaign, counters, archive_mark })
+    }
+
+    /// Returns the archive mark of `known`. If the campaign has ended at `now`, the mark is read from SQL, since no
+    /// version shows whether the mark in memory is older than SQL's, or was lost by SQL. If SQL is slow or unavailable,
+    /// the mark in memory counts.
+    async fn archive_mark(&self, known: &Campaign, now: Timestamp) -> bool {
+        if known.ended_at(now).is_none() {
+            return known.archived;
+        }
+        let read = timeout(ARCHIVE_MARK_MAX, self.stored(&known.id)).await;
+        let stored = read.unwrap_or_else(|_| Err(SqlError::timed_out().into())).inspect_err(|error| {
+            tracing::debug!(%error, campaign = %known.id, "the archive mark was not read from SQL");
+        });
+        stored.map_or(known.archived, |stored| stored.archived)
+    }
+
+    async fn with_counters(&self, id: &CampaignId) -> Result<(Arc<Campaign>, Option<Counters>), EngineError> {
         let handle = self.find(id).await?;
         let counters = match self.read(&handle, None).await {
             Ok((counters, _)) => Some(counters),
@@ -91,23 +120,25 @@ impl Campaigns {
         };
         let campaign =
             self.rules_at(&handle, counters.map(|counters| counters.version).unwrap_or_default()).await?;
-        Ok(CampaignStatus { campaign, counters })
+        Ok((campaign, counters))
     }
 
     /// Returns up to `limit` campaigns with ids after `after`, in the order of their ids.
     pub async fn list(&self, after: &str, limit: u32) -> Result<CampaignList, EngineError> {
         let page = self.stores.sql.campaigns(after, limit).await?;
         let mut items = Vec::with_capacity(page.campaigns.len());
-        for campaign in page.campaigns {
-            items.push(match campaign.evicted {
+        for stored in page.campaigns {
+            let archive_mark = stored.archived;
+            let (campaign, counters) = match stored.evicted {
                 // Create no handle: there may be millions of evicted campaigns.
                 Some(evicted) => {
-                    let is_whole = campaign.unfinished_import.is_none();
-                    let counters = is_whole.then(|| counters(&campaign, evicted));
-                    CampaignStatus { campaign: Arc::new(campaign), counters }
+                    let is_whole = stored.unfinished_import.is_none();
+                    let counters = is_whole.then(|| counters(&stored, evicted));
+                    (Arc::new(stored), counters)
                 }
-                None => self.status(&campaign.id).await?,
-            });
+                None => self.with_counters(&stored.id).await?,
+            };
+            items.push(CampaignStatus { campaign, counters, archive_mark });
         }
         Ok(CampaignList { items, next_cursor: page.last.filter(|_| page.is_full) })
     }

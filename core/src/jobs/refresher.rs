@@ -146,11 +146,6 @@ impl Refresher {
     async fn read_all(&mut self, last: ChangeNumber) -> Result<(), SqlError> {
         let sql = self.engine.stores.sql.clone();
         let mut known = self.engine.registry.all();
-        if self.read_up_to.is_some() {
-            for handle in &known {
-                handle.reset_change_number();
-            }
-        }
         let (mut after, mut read) = (String::new(), HashSet::new());
         loop {
             let page = within(sql.campaigns_in_redis(&after, PAGE)).await?;

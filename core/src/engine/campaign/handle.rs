@@ -10,7 +10,7 @@ use parking_lot::{Mutex, RwLock};
 use super::change_log::ChangeLog;
 use super::notices::Notices;
 use crate::domain::campaign::Campaign;
-use crate::domain::counters::{ChangeNumber, Generation};
+use crate::domain::counters::Generation;
 use crate::domain::high_water_mark::HighWaterMark;
 use crate::domain::not_ready::NotReadyReason;
 use crate::store::redis::CallTarget;
@@ -370,28 +370,12 @@ impl CampaignHandle {
         };
         if order.is_gt() || (order.is_eq() && units_returned()) {
             *rules = Arc::new(campaign);
-        } else if order.is_eq() && campaign.change_number > rules.change_number {
-            copy_archive_mark(&mut rules, &campaign);
+        } else if order.is_eq() && campaign.archived != rules.archived {
+            // Nothing orders rows of one version, so only the mark is copied: the rest of this row may be older. If the
+            // mark is older too, it lasts until the refresher reads the campaign again.
+            *rules = Arc::new(Campaign { archived: campaign.archived, ..(**rules).clone() });
         }
     }
-
-    /// Copies the archive mark of `campaign`, which an admin's change has just read or written, even if the stored
-    /// change number is higher: a database that has lost its last changes issues their numbers again.
-    pub fn mark_archived(&self, campaign: &Campaign) {
-        copy_archive_mark(&mut self.rules.write(), campaign);
-    }
-
-    /// Lets any row of the same version replace the archive mark. Call it if the database has lost changes.
-    pub fn reset_change_number(&self) {
-        let mut rules = self.rules.write();
-        *rules = Arc::new(Campaign { change_number: ChangeNumber::default(), ..(**rules).clone() });
-    }
-}
-
-/// Archiving raises neither version nor epoch, so the rest of `rules` may be newer than `campaign`.
-fn copy_archive_mark(rules: &mut Arc<Campaign>, campaign: &Campaign) {
-    let Campaign { archived, change_number, .. } = *campaign;
-    *rules = Arc::new(Campaign { archived, change_number, ..(**rules).clone() });
 }
 
 #[cfg(test)]
@@ -401,22 +385,17 @@ mod tests {
     use crate::domain::campaign_change::NewCampaign;
 
     #[test]
-    fn an_older_row_changes_nothing_and_archiving_only_the_mark() {
+    fn an_older_row_changes_at_most_the_archive_mark() {
         let new = NewCampaign::parse(br#"{"id":"c","name":"x","starts_at":"2026-01-01T00:00:00Z"}"#).unwrap();
-        let row = |taken, archived, number| {
+        let row = |taken, archived| {
             let campaign = new.clone().created_at(crate::clock::now()).unwrap();
-            let change_number = ChangeNumber::new(number);
-            Campaign { evicted: Some(Evicted { taken, sequence: 10 }), archived, change_number, ..campaign }
+            Campaign { evicted: Some(Evicted { taken, sequence: 10 }), archived, ..campaign }
         };
-        let handle = CampaignHandle::new(row(10, false, 5), Arc::default());
+        let handle = CampaignHandle::new(row(10, false), Arc::default());
         let mark_and_taken = || (handle.campaign().archived, handle.campaign().evicted.unwrap().taken);
-        handle.update(row(9, true, 6));
+        handle.update(row(9, true));
         assert_eq!(mark_and_taken(), (true, 9));
-        handle.update(row(10, false, 5));
-        assert_eq!(mark_and_taken(), (true, 9), "a row read before the change is older");
-        handle.update(row(10, false, 7));
+        handle.update(row(10, false));
         assert_eq!(mark_and_taken(), (false, 9), "a returned unit stays returned");
-        handle.mark_archived(&row(10, true, 4));
-        assert_eq!(mark_and_taken(), (true, 9), "SQL has lost changes: the admin's is in force");
     }
 }

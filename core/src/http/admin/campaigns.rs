@@ -19,7 +19,7 @@ use crate::http::paging::{PageQuery, page_size, parse_query};
 use crate::store::sql::Change;
 
 fn view(status: CampaignStatus) -> AdminView {
-    let CampaignStatus { campaign: rules, counters } = status;
+    let CampaignStatus { campaign: rules, counters, archive_mark } = status;
     let (taken, now) = counters.map_or_else(|| (0, clock::now()), |now| (now.taken, now.now));
     let mut campaign = rules.view(taken, now);
     if counters.is_none() {
@@ -34,7 +34,7 @@ fn view(status: CampaignStatus) -> AdminView {
         epoch: rules.epoch.get(),
         backlog: counters.map(|now| now.backlog),
         import_unfinished: rules.unfinished_import.is_some(),
-        archived: rules.is_archived(now),
+        archived: archive_mark && rules.ended_at(now).is_some(),
     }
 }
 

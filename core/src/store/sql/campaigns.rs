@@ -17,7 +17,7 @@ use super::user_ids::pinned_user_ids;
 use super::{SqlError, SqlStore, statements};
 use crate::domain::campaign::{Campaign, Evicted, Name, RegisterId};
 use crate::domain::codes::CodeStock;
-use crate::domain::counters::{ChangeNumber, Epoch, FencingToken};
+use crate::domain::counters::{Epoch, FencingToken};
 use crate::domain::high_water_mark::HighWaterMark;
 use crate::domain::user_ids::PinnedScheme;
 
@@ -481,13 +481,7 @@ pub(super) fn read(row: &AnyRow) -> Result<Campaign, SqlError> {
         evicted: evicted(row)?,
         unfinished_import: row.try_get("import_digest")?,
         archived: row.try_get::<Option<i64>, _>("archived_at")?.is_some(),
-        change_number: change_number(row)?,
     })
-}
-
-/// Reads the number of a campaign's last change.
-pub(super) fn change_number(row: &AnyRow) -> Result<ChangeNumber, SqlError> {
-    Ok(ChangeNumber::new(unsigned(row.try_get("change_number")?)?))
 }
 
 /// Reads the columns of a campaign's codes; `None` for a campaign without codes.

@@ -3,7 +3,7 @@
 
 use sqlx::Row as _;
 
-use super::campaigns::{CampaignPage, change_number};
+use super::campaigns::CampaignPage;
 use super::numbers::{to_i64, unsigned};
 use super::{SqlError, SqlStore, statements};
 use crate::domain::counters::ChangeNumber;
@@ -32,7 +32,10 @@ impl SqlStore {
     ) -> Result<(CampaignPage, ChangeNumber), SqlError> {
         let query = sqlx::query(statements::CHANGED).bind(to_i64(after)).bind(i64::from(limit));
         let rows = self.pool.all("sql:changed", query).await?;
-        let last = rows.last().map_or(Ok(after), change_number)?;
+        let last = match rows.last() {
+            Some(row) => ChangeNumber::new(unsigned(row.try_get("change_number")?)?),
+            None => after,
+        };
         Ok((self.page(&rows, limit)?, last))
     }
 

@@ -44,7 +44,7 @@ macro_rules! campaign_columns {
     () => {
         "id, name, starts_at, ends_at, time_zone, total, per_user, per_user_per_day, per_claim, hold_seconds, \
          pass_required, pass_until, has_codes, codes_added, codes_assigned, codes_pending_from, admin_state, version, epoch, token, register_id, sequence, events, changed_at, evicted_at, evicted_taken, \
-         evicted_sequence, import_digest, archived_at, change_number"
+         evicted_sequence, import_digest, archived_at"
     };
 }
 pub(super) use campaign_columns;
@@ -93,7 +93,7 @@ pub const RAISE_MARKS: &str = "UPDATE campaigns SET \
 /// Campaigns with a change number above `$1`. The second condition repeats that of the partial index, so that
 /// the planner uses the index.
 pub const CHANGED: &str = concat!(
-    "SELECT ",
+    "SELECT change_number, ",
     campaign_columns!(),
     " FROM campaigns \
     WHERE change_number > $1 AND change_number > 0 ORDER BY change_number LIMIT $2"
