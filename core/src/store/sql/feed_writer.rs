@@ -1,5 +1,7 @@
 //! Writes the feed: as its last statements, a transaction records which claims it changed.
 
+use std::io;
+
 use serde::Serialize;
 
 use super::numbers::to_i64;
@@ -13,8 +15,8 @@ const CLAIMS_MAX: usize = 32;
 /// Reserves the numbers of the next rows. The single row of this table stays locked until the commit.
 const TAKE_NUMBERS: &str = "UPDATE feed_position SET last_number = last_number + $1";
 
-/// Number of skipped numbers after a loss: more than the number of rows that a lagging standby can lack.
-const SKIPPED: u64 = 1 << 32;
+/// Minimum number of skipped numbers after a loss: more than the number of rows that a lagging standby can lack.
+const SKIPPED_MIN: u64 = 1 << 32;
 
 /// Adds rows to the feed. The first element of each row is the number of rows after it.
 const ADD: &str = "INSERT INTO feed (number, campaign_id, claims) \
@@ -51,9 +53,11 @@ impl SqlStore {
     }
 
     /// Skips numbers of the feed, so that no new row gets the number of a row that the database has lost. A cursor to
-    /// a lost row is then rejected.
+    /// a lost row is then rejected. The length of the skip is random: if the database loses the skip too, the next skip
+    /// must not end at the same number.
     pub(crate) async fn skip_feed_numbers(&self) -> Result<(), SqlError> {
-        let query = sqlx::query(TAKE_NUMBERS).bind(to_i64(SKIPPED));
+        let random = getrandom::u32().map_err(io::Error::other).map_err(sqlx::Error::from)?;
+        let query = sqlx::query(TAKE_NUMBERS).bind(to_i64(SKIPPED_MIN + u64::from(random)));
         self.pool.run("sql:skip_feed_numbers", query).await?;
         Ok(())
     }
