@@ -5,6 +5,7 @@ use claimgate_core::store::sql::FeedCursor;
 use support::{SOON, eventually};
 
 use super::initial_state::InitialState;
+use super::lost_imports::import_file;
 use super::node::TestCore;
 use super::play::ScheduleRun;
 use super::world::{Database, World};
@@ -58,6 +59,43 @@ async fn a_cursor_to_a_lost_change_is_rejected(database: Database) {
     play.forget().await;
     new_is_restored(&play, a).await;
     is_rejected(a, &cursor).await;
+}
+
+/// SQL loses an import, and possibly the campaign too, while Redis does not have the campaign. The row of the corrected
+/// file lists the claim of u5 before the claim of u6: a reader that continued after u6 would miss the claim of u5.
+async fn a_cursor_to_a_lost_import_is_rejected(database: Database, campaign_is_lost: bool) {
+    let world = World::start(database).await;
+    let play = ScheduleRun::new(&world, true, false);
+    let nodes = [world.node(0)];
+    let [a] = &nodes;
+    if campaign_is_lost {
+        play.copy_database().await;
+    }
+    play.open(a, 6, 2, None).await;
+    play.settled(a, async || play.set_admin_state(a, "pause").await).await;
+    if !campaign_is_lost {
+        play.copy_database().await;
+    }
+    import_file(&play, &nodes, "user_id,quantity,idempotency_key\nu6,1,k\n").await;
+    let cursor = cursor_after(a, "u6").await;
+    play.lose_keys().await;
+    play.forget().await;
+    import_file(&play, &nodes, "user_id,quantity,idempotency_key\nu5,1,k\nu6,1,k\n").await;
+    is_rejected(a, &cursor).await;
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_cursor_to_a_lost_import_is_rejected_on_sqlite() {
+    for campaign_is_lost in [false, true] {
+        a_cursor_to_a_lost_import_is_rejected(Database::Sqlite, campaign_is_lost).await;
+    }
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_cursor_to_a_lost_import_is_rejected_on_postgres() {
+    for campaign_is_lost in [false, true] {
+        a_cursor_to_a_lost_import_is_rejected(Database::Postgres, campaign_is_lost).await;
+    }
 }
 
 #[tokio::test(flavor = "current_thread")]

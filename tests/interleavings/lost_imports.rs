@@ -16,18 +16,24 @@ use super::world::{Database, World};
 const USERS: [&str; 2] = ["past1", "past2"];
 const FILE: &str = "user_id,quantity,idempotency_key\npast1,1,k\npast2,1,k\n";
 
-/// Imports the file at B until that succeeds, and records its claims as acknowledged.
-async fn complete(play: &ScheduleRun<'_>, nodes: &[TestCore; 2]) {
-    let b = &nodes[1];
+/// Imports `file` at the last of `nodes` until that succeeds. Before each try, all `nodes` detect what SQL has lost.
+pub async fn import_file(play: &ScheduleRun<'_>, nodes: &[TestCore], file: &str) {
+    let importer = nodes.last().expect("a core");
     eventually(SOON, || async {
         for node in nodes {
             node.refresh().await;
             node.maintain(&play.campaign_id()).await;
         }
-        let reply = b.import(&play.id, FILE.to_owned()).await;
+        let reply = importer.import(&play.id, file.to_owned()).await;
         holds(reply.status == 200, || reply.body.to_string())
     })
     .await;
+}
+
+/// Imports the file at B, and records its claims as acknowledged.
+async fn complete(play: &ScheduleRun<'_>, nodes: &[TestCore; 2]) {
+    let b = &nodes[1];
+    import_file(play, nodes, FILE).await;
     for user in USERS {
         let path = format!("/internal/v1/claims/{}", play.claim_id(user));
         let reply = eventually(SOON, || async {

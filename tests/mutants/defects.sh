@@ -64,8 +64,11 @@ defect feed_numbers_taken_first core/src/store/sql/outbox_writer.rs \
         let (mut rows' \
     faults feed::a_slow_commit
 defect feed_numbers_of_lost_rows_reused core/src/engine/lifecycle/recovery.rs \
-    'self.skip_lost_feed_numbers(&row, &suspended).await?;' '' \
+    'self.skip_lost_feed_numbers(handle, &row, &suspended).await?;' '' \
     interleavings a_cursor_to_a_lost_change
+defect feed_numbers_of_lost_imports_reused core/src/engine/lifecycle/sql_loss.rs \
+    'suspended.epoch.max(handle.campaign().epoch) > row.epoch' 'suspended.epoch > row.epoch' \
+    interleavings a_cursor_to_a_lost_import
 defect feed_lacks_salvaged_claims core/src/store/sql/outbox_writer.rs \
     '        self.commit_with_feed(transaction, &feed).await?;
         Ok(revoked.len()' \

@@ -213,7 +213,7 @@ impl Recovery {
         let Some(row) = self.restore_rules(handle, row, &suspended).await? else {
             return Ok(Recovered::Elsewhere);
         };
-        self.skip_lost_feed_numbers(&row, &suspended).await?;
+        self.skip_lost_feed_numbers(handle, &row, &suspended).await?;
         let relayed = self.relay_suspended(handle, suspended.epoch).await?;
         if may_be_whole && let Some(adopted) = self.adopt(handle, &row, &suspended, relayed).await? {
             let (epoch, seconds) = (adopted.epoch.get(), started.elapsed().as_secs_f64());

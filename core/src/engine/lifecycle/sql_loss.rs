@@ -102,7 +102,7 @@ impl Recovery {
         row: &Campaign,
         suspended: &Suspended,
     ) -> Result<(), RecoveryError> {
-        self.skip_lost_feed_numbers(row, suspended).await?;
+        self.skip_lost_feed_numbers(handle, row, suspended).await?;
         self.relay_suspended(handle, suspended.epoch).await?;
         self.rescue_lost(handle, row, suspended).await?;
         Ok(())
@@ -114,12 +114,15 @@ impl Recovery {
     /// which does no harm.
     pub(super) async fn skip_lost_feed_numbers(
         &self,
+        handle: &CampaignHandle,
         row: &Campaign,
         suspended: &Suspended,
     ) -> Result<(), RecoveryError> {
         let relayed = suspended.high_water_mark.events.saturating_sub(suspended.backlog);
         let lacks_events = suspended.epoch == row.epoch && relayed > row.high_water_mark.events;
-        if suspended.epoch > row.epoch || lacks_events {
+        // Until the campaign is loaded, Redis knows nothing of an import, but this core has read its epoch.
+        let lacks_epoch = suspended.epoch.max(handle.campaign().epoch) > row.epoch;
+        if lacks_epoch || lacks_events {
             self.stores.sql.skip_feed_numbers().await?;
         }
         Ok(())
@@ -160,6 +163,8 @@ impl Recovery {
             return Ok(found);
         }
         tracing::error!(campaign = %known.id, "SQL has lost the campaign; restoring its row");
+        // The restored row has this core's epoch, so nothing shows later that claims were lost with the row.
+        self.stores.sql.skip_feed_numbers().await?;
         self.stores.sql.restore_row(&known, clock::now()).await?;
         metrics::LOST.add(1);
         Ok(self.stores.sql.campaign(&known.id).await?.unwrap_or_else(|| (*known).clone()))
