@@ -19,6 +19,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde_json::{Value, json};
 use support::browser::{self, Browser, PHONE};
 use support::edge::{Runtime, World};
+use support::wait::holds;
+use support::{SOON, eventually};
 use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
 use super::edge::run;
@@ -71,6 +73,27 @@ pub async fn visit(world: &World, campaign: &str, more: &str) -> Browser {
     let page = Browser::open(campaign, PHONE).await;
     page.goto(&world.edge.url(&format!("/?campaign={campaign}{more}"))).await;
     page
+}
+
+/// Opens a campaign's page with a clock that [`until_an_hour_later`] moves.
+pub async fn visit_on_clock(world: &World, campaign: &str, more: &str) -> Browser {
+    let page = Browser::open(campaign, PHONE).await;
+    let source = "const real = Date.now; window.ahead = 0; Date.now = () => real() + window.ahead;";
+    page.devtools("Page.addScriptToEvaluateOnNewDocument", json!({"source": source})).await;
+    page.goto(&world.edge.url(&format!("/?campaign={campaign}{more}"))).await;
+    page
+}
+
+/// Moves the page's clock by an hour, and again until `expression` is `wanted`: each view sets the page's clock by the
+/// server's again.
+pub async fn until_an_hour_later(page: &Browser, expression: &str, wanted: impl Into<Value>) {
+    let wanted = wanted.into();
+    eventually(SOON, || async {
+        page.eval("window.ahead += 3600000").await;
+        let value = page.eval(expression).await;
+        holds(value == wanted, || format!("{expression} is {value}, not {wanted}"))
+    })
+    .await;
 }
 
 pub async fn text(page: &Browser, id: &str) -> String {

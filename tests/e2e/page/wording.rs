@@ -4,16 +4,15 @@ use std::time::Instant;
 
 use futures_util::future::join_all;
 use serde_json::json;
-use support::browser::{Browser, PHONE};
+use support::browser::Browser;
 use support::clocked::ClockedCore;
 use support::edge::{Runtime, World};
 use support::times::from_now;
-use support::wait::holds;
-use support::{CoreOptions, SOON, eventually};
+use support::{CoreOptions, SOON};
 
 use super::{
     AGAIN_HIDDEN, BUTTON, CODE, FAKE_ANSWERS, PHASE, assert_message, in_browser, limits, page_world,
-    press_anyway, return_claim, text, user, visit,
+    press_anyway, return_claim, text, until_an_hour_later, user, visit, visit_on_clock,
 };
 
 #[test]
@@ -249,22 +248,13 @@ fn an_expired_or_returned_claim_is_shown_as_such() {
         world.core.create("page-returned", limits()).await;
         let rules = json!({"id": "page-held", "name": "Held", "starts_at": from_now(-60), "limits": limits(), "hold_seconds": 3600});
         world.core.create_with(rules).await;
-        let page = Browser::open("page-held", PHONE).await;
-        let source = "const real = Date.now; window.ahead = 0; Date.now = () => real() + window.ahead;";
-        page.devtools("Page.addScriptToEvaluateOnNewDocument", json!({"source": source})).await;
-        page.goto(&world.edge.url("/?campaign=page-held")).await;
+        let page = visit_on_clock(&world, "page-held", "").await;
         page.until(BUTTON, false).await;
         page.press("#claim").await;
         assert_message(&page, "held", "Reserved for you", "已为您保留").await;
         page.check_layout("3-held").await;
         redis.move_clock(&clock, 3_600_000).await;
-        // Each view sets the page's clock by the server's again, until the page has looked at it.
-        eventually(SOON, || async {
-            page.eval("window.ahead += 3600000").await;
-            let code = page.eval(CODE).await;
-            holds(code == "claim_expired", || code.to_string())
-        })
-        .await;
+        until_an_hour_later(&page, CODE, "claim_expired").await;
         assert_message(&page, "claim_expired", "Your reservation has expired", "保留已过期").await;
         page.check_layout("7-expired").await;
 
