@@ -24,7 +24,7 @@ pub const SIGNING_KEY: &str = "edge:AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyA"
 const PASS_SECONDS: i64 = 3_600;
 
 /// Starts a world whose edge issues passes for proofs of work that a test solves immediately.
-async fn altcha_world(name: &str, environment: &str) -> World {
+pub async fn altcha_world(name: &str, environment: &str) -> World {
     let variables = [("CHALLENGE", "altcha"), ("PASS_SIGNING_KEY", SIGNING_KEY), ("ALTCHA_ATTEMPTS", "8")];
     World::start(Runtime::from_env(), name, environment, &variables).await
 }
@@ -194,16 +194,21 @@ fn signed(solved: &Value, key: &str, expires_at: &Value) -> Value {
     json!({"challenge": {"parameters": parameters, "signature": signature}, "solution": solved["solution"]})
 }
 
+/// Gets challenges for a user until one is rate limited.
+pub async fn get_challenges_until_refused(world: &World, campaign: &str) -> (usize, Reply) {
+    let get = |n: usize| {
+        let request = challenge_request(world, campaign, "hasty");
+        world.send(request.header("CF-Connecting-IP", format!("10.0.{}.{}", n / 256, n % 256)))
+    };
+    until_refused(get).await
+}
+
 #[test]
 fn challenges_are_rate_limited_by_user() {
     run(async {
         let world = altcha_world("edge-altcha-rates", "production").await;
         create_with_pass(&world, "altcha").await;
-        let request = |n: usize| {
-            let request = challenge_request(&world, "altcha", "hasty");
-            world.send(request.header("CF-Connecting-IP", format!("10.0.{}.{}", n / 256, n % 256)))
-        };
-        let (count, refused) = until_refused(request).await;
+        let (count, refused) = get_challenges_until_refused(&world, "altcha").await;
         assert!(count >= 20, "only {count} were accepted");
         let _ = refused.refused(429, "rate_limited");
     });

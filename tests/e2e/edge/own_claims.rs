@@ -2,6 +2,7 @@
 
 use reqwest::RequestBuilder;
 use serde_json::json;
+use support::Reply;
 use support::edge::World;
 
 use super::rates::until_refused;
@@ -75,16 +76,21 @@ fn invalid_tokens_campaigns_and_queries_are_rejected() {
     });
 }
 
+/// Looks up a user's own claims until a lookup is rate limited.
+pub async fn look_up_until_refused(world: &World, campaign: &str) -> (usize, Reply) {
+    let look_up = |n: usize| {
+        let request = own_claims(world, campaign, "curious");
+        world.send(request.header("CF-Connecting-IP", format!("10.0.{}.{}", n / 256, n % 256)))
+    };
+    until_refused(look_up).await
+}
+
 #[test]
 fn rate_limited_lookups_leave_claims_unaffected() {
     run(async {
         let world = strict_world().await;
         world.core.create("own-rates", json!({})).await;
-        let look_up = |n: usize| {
-            let request = own_claims(&world, "own-rates", "curious");
-            world.send(request.header("CF-Connecting-IP", format!("10.0.{}.{}", n / 256, n % 256)))
-        };
-        let (count, refused) = until_refused(look_up).await;
+        let (count, refused) = look_up_until_refused(&world, "own-rates").await;
         assert!(count >= 20, "only {count} were accepted");
         let _ = refused.refused(429, "rate_limited");
         let claim = world.claim_request("own-rates", "curious").header("CF-Connecting-IP", "192.0.2.200");

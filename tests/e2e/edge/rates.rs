@@ -7,6 +7,8 @@ use futures_util::future::join_all;
 use serde_json::json;
 use support::{Reply, SOON};
 
+use super::challenges::{altcha_world, create_with_pass, get_challenges_until_refused};
+use super::own_claims::look_up_until_refused;
 use super::{claims_sent_to_core, run, strict_world};
 
 /// Sends requests until one is rate limited. Returns the number of accepted requests, and the rejection. One
@@ -46,6 +48,19 @@ fn users_and_addresses_are_rate_limited() {
         let (count, _) = until_refused(|n| claim(format!("v{n}"), format!("2001:db8:0:1::{n:x}"))).await;
         assert!((60..=120).contains(&count), "one household: {count}");
         let _ = claim("patient".into(), "2001:db8:0:2::1".into()).await.expect(201);
+    });
+}
+
+#[test]
+fn lookups_and_challenges_of_a_user_are_rate_limited() {
+    run(async {
+        let world = altcha_world("edge-user-rates", "production").await;
+        create_with_pass(&world, "user-rates").await;
+        // A run may span two periods of the limiter.
+        let (count, _) = look_up_until_refused(&world, "user-rates").await;
+        assert!((20..=40).contains(&count), "lookups: {count}");
+        let (count, _) = get_challenges_until_refused(&world, "user-rates").await;
+        assert!((20..=40).contains(&count), "challenges: {count}");
     });
 }
 
