@@ -30,6 +30,12 @@ impl Clock {
         self.0.environment()
     }
 
+    /// Returns the variables of [`Self::environment`] for a process that is exempt from the slow disk: see
+    /// [`fast_disk`](crate::process::fast_disk).
+    pub fn environment_on_fast_disk(&self) -> [(&'static str, PathBuf); 2] {
+        self.0.environment_on_fast_disk()
+    }
+
     /// Sets the clock's offset from the real time, in milliseconds.
     pub fn move_by_ms(&self, ms: i64) {
         self.0.set(ms);
@@ -115,14 +121,21 @@ impl Shim {
         shim
     }
 
+    /// Returns the variables that preload the shim and all libraries of this process.
     fn environment(&self) -> [(&'static str, PathBuf); 2] {
-        let path = |name| self.directory.path().join(name);
-        let mut preload = path("clock_shim.so").into_os_string();
+        let [(name, shim), file] = self.environment_on_fast_disk();
+        let mut preload = shim.into_os_string();
         if let Some(others) = std::env::var_os(PRELOAD) {
             preload.push(":");
             preload.push(others);
         }
-        [(PRELOAD, preload.into()), ("CLOCK_SHIM", path("number"))]
+        [(name, preload.into()), file]
+    }
+
+    /// Returns the variables that preload only the shim.
+    fn environment_on_fast_disk(&self) -> [(&'static str, PathBuf); 2] {
+        let path = |name| self.directory.path().join(name);
+        [(PRELOAD, path("clock_shim.so")), ("CLOCK_SHIM", path("number"))]
     }
 
     /// Writes the number with one aligned write of 8 bytes, so that no process reads half of it.

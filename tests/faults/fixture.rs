@@ -47,7 +47,8 @@ impl Fixture {
         Self { core, others: vec![], proxy: None, server: None, postgres: None, sql }
     }
 
-    /// Starts one core like [`Self::managed`], with its Redis on `clock`.
+    /// Starts one core like [`Self::managed`], with its Redis on `clock`. A managed Redis inherits core's
+    /// environment, so such a core is also on that clock.
     pub async fn managed_on(clock: &Clock) -> Self {
         if Topology::from_env() != Topology::Own {
             return Self::on(Servers::start_on(clock).await, CoreOptions::default()).await;
@@ -96,16 +97,25 @@ impl Fixture {
         Self::on_postgres_with(managed, &fast_disk()).await
     }
 
-    /// Starts one core like [`Self::on_postgres`], with this environment of core and Redis.
-    pub async fn on_postgres_with(managed: bool, environment: &[(&str, PathBuf)]) -> Result<Self, String> {
+    /// Starts one core like [`Self::on_postgres`], with its Redis on `clock`; for core see
+    /// [`Self::managed_on`].
+    pub async fn on_postgres_with_clock(managed: bool, clock: &Clock) -> Result<Self, String> {
+        Self::on_postgres_with(managed, &clock.environment_on_fast_disk()).await
+    }
+
+    /// Starts one core like [`Self::on_postgres`], with this environment of its Redis.
+    async fn on_postgres_with(managed: bool, environment: &[(&str, PathBuf)]) -> Result<Self, String> {
         let postgres = Postgres::start().await?;
         let url = postgres.database("claimgate").await;
-        let mut options = CoreOptions::default().with("CLAIMGATE_DATABASE_URL", &url).with_all(environment);
-        let managed = managed && Topology::from_env() == Topology::Own;
-        let server = if managed { None } else { Some(Servers::start_with(&[], environment).await) };
-        if let Some(server) = &server {
+        let mut options = CoreOptions::default().with("CLAIMGATE_DATABASE_URL", &url).on_fast_disk();
+        let server = if managed && Topology::from_env() == Topology::Own {
+            options = options.with_all(environment);
+            None
+        } else {
+            let server = Servers::start_with(&[], environment).await;
             options = options.with("CLAIMGATE_REDIS_URL", server.url());
-        }
+            Some(server)
+        };
         let core = options.start().await;
         Ok(Self { core, others: vec![], proxy: None, server, postgres: Some(postgres), sql: Sql::open(&url) })
     }

@@ -42,7 +42,7 @@ async fn claims_work_on_postgres_and_external_redis() {
 
 async fn on_postgres(row: Row, managed: bool) {
     let clock = Clock::new();
-    let started = Fixture::on_postgres_with(managed, &clock.environment()).await;
+    let started = Fixture::on_postgres_with_clock(managed, &clock).await;
     let Some(fixture) = row.needs(started) else { return };
     flow(row, fixture, &clock).await;
 }

@@ -101,7 +101,7 @@ async fn ending_an_unfinished_import_expires_its_holds_on_sqlite() {
 async fn ending_an_unfinished_import_expires_its_holds_on_postgres() {
     let row = Row::begin("an unfinished import ended while a claim is held: PostgreSQL");
     let clock = Clock::new();
-    let started = Fixture::on_postgres_with(true, &clock.environment()).await;
+    let started = Fixture::on_postgres_with_clock(true, &clock).await;
     let Some(fixture) = row.needs(started) else { return };
     ending_an_import_expires_holds(row, fixture, &clock).await;
 }

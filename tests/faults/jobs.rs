@@ -84,7 +84,7 @@ async fn a_thousand_idle_campaigns_with_holds_cost_almost_nothing() {
 async fn a_hanging_load_does_not_block_other_loads_or_sweeps() {
     let row = Row::begin("a hanging load does not block other campaigns");
     let clock = Clock::new();
-    let started = Fixture::on_postgres_with(false, &clock.environment()).await;
+    let started = Fixture::on_postgres_with_clock(false, &clock).await;
     let Some(fixture) = row.needs(started) else { return };
     let redis = fixture.redis().await;
     for id in ["stuck", "lost"] {
