@@ -41,6 +41,9 @@ const rejection = async (promise) => {
 	return error;
 };
 
+/** Faults that leave a claim's outcome unknown: the second answer asks for a retry after the deadline. */
+const UNKNOWN = ["unanswered", problem(503, "unavailable", { "Retry-After": "60" })];
+
 const marks = () => front.claims.map(({ attempt }) => attempt ?? null);
 const keys = () => new Set(front.claims.map(({ key }) => key)).size;
 
@@ -70,10 +73,10 @@ test("a lost response is retried with the same key, unmarked", async () => {
 
 test("the key is stored before the first try and survives a reload", async () => {
 	const storage = memoryStorage();
-	const client = clientOf("carol", { storage, deadlineMs: 1200 });
-	front.faults.push("unanswered", "unanswered", "unanswered"); // after the deadline, a fourth try would be answered
+	const client = clientOf("carol", { storage });
+	front.faults.push(...UNKNOWN);
 	const error = await rejection(client.claim(OPEN));
-	assert.deepEqual([error.code, error.status, error.outcomeUnknown, await client.isPending(OPEN)], ["network", 0, true, true]);
+	assert.deepEqual([error.code, error.status, error.outcomeUnknown, await client.isPending(OPEN)], ["unavailable", 503, true, true]);
 	const { key } = JSON.parse(storage.getItem(storageName(OPEN, "carol")));
 	assert.equal(front.claims[0].key, key);
 	const elsewhere = new ClaimgateClient({ baseUrl: edge, token: tokens.carol, storage });
@@ -110,6 +113,24 @@ test("retries respect Retry-After and the deadline", async () => {
 	const error = await rejection(client.claim(OPEN));
 	assert.deepEqual([error.code, error.retryAfterMs, error.outcomeUnknown, front.claims.length], ["rate_limited", 60000, false, 1]);
 	assert.equal(await client.isPending(OPEN), false, "the request was not processed");
+});
+
+test("tries end before the deadline", async (t) => {
+	const client = clientOf("theo");
+	const { setTimeout: start } = globalThis;
+	let now = 0, pause = null;
+	t.mock.method(performance, "now", () => now);
+	// Skips the pauses between tries.
+	t.mock.method(globalThis, "setTimeout", (done, ms, ...values) => {
+		if (ms !== pause) return start(done, ms, ...values);
+		now += ms;
+		return start(done, 0);
+	});
+	front.faults.push(...Array(9).fill("unanswered"));
+	const error = await rejection(client.claim(OPEN, { onRetry: (_, waitMs) => { pause = waitMs; } }));
+	assert.deepEqual([error.code, error.status, error.outcomeUnknown, await client.isPending(OPEN)], ["network", 0, true, true]);
+	// Pauses of about 0.8, 1.6, 3.2 and 6.4 s: the fifth one would end after 20 s, the default deadline.
+	assert.equal(front.claims.length, 5);
 });
 
 test("not_configured is not retried and leaves the outcome known", async () => {
@@ -186,11 +207,10 @@ test("campaign_not_ready leaves the claim pending", async () => {
 
 test("a key removed by another tab is restored if the outcome is unknown", async () => {
 	const storage = memoryStorage();
-	const client = clientOf("rosa", { storage, deadlineMs: 1500 });
-	front.faults.push(...Array(9).fill("unanswered"));
+	const client = clientOf("rosa", { storage });
+	front.faults.push(...UNKNOWN);
 	const error = await rejection(client.claim(OPEN, { onRetry: () => storage.removeItem(storageName(OPEN, "rosa")) }));
 	assert.deepEqual([error.outcomeUnknown, await client.isPending(OPEN)], [true, true]);
-	front.faults.length = 0;
 	assert.equal((await client.claim(OPEN)).replayed, true);
 	assert.equal(keys(), 1);
 });
@@ -309,7 +329,7 @@ test("a user who signs in after a 401 takes over the key", async () => {
 	const storage = memoryStorage();
 	let token = "stale";
 	const client = clientOf("vera", { storage, token: (wasRejected) => (token = wasRejected ? tokens.vera : token) });
-	front.faults.push(null, "unanswered", problem(503, "unavailable", { "Retry-After": "60" }));
+	front.faults.push(null, ...UNKNOWN);
 	const error = await rejection(client.claim(OPEN));
 	assert.equal(error.outcomeUnknown, true);
 	assert.deepEqual([storage.getItem(storageName(OPEN, "me")), typeof storage.getItem(storageName(OPEN, "vera"))], [null, "string"]);
@@ -408,11 +428,10 @@ test("waiting for a token times out", async () => {
 
 test("a key with an unknown outcome can be forgotten", async () => {
 	const storage = memoryStorage();
-	const client = clientOf("xena", { storage, deadlineMs: 1500 });
+	const client = clientOf("xena", { storage });
 	assert.equal(await client.forget(OPEN), null);
-	front.faults.push(...Array(9).fill("unanswered"));
+	front.faults.push(...UNKNOWN);
 	assert.equal((await rejection(client.claim(OPEN))).outcomeUnknown, true);
-	front.faults.length = 0;
 	const [{ key }] = front.claims;
 	assert.deepEqual([await client.forget(OPEN), await client.isPending(OPEN)], [key, false]);
 	assert.equal((await client.claim(OPEN)).replayed, false);

@@ -11,10 +11,10 @@ use support::{CoreOptions, only_on};
 use super::edge::run;
 
 /// The users of client/test/claims.test.js; each of its tests has its own.
-const USERS: [&str; 27] = [
+const USERS: [&str; 28] = [
     "ann", "bob", "carol", "dave", "erin", "finn", "gwen", "hugo", "iris", "jack", "kate", "liam", "mona",
-    "nick", "olga", "pete", "quin", "rosa", "saul", "tess", "ugo", "vera", "walt", "xena", "yara", "yves",
-    "zoe",
+    "nick", "olga", "pete", "quin", "rosa", "saul", "tess", "theo", "ugo", "vera", "walt", "xena", "yara",
+    "yves", "zoe",
 ];
 /// A key of passes: the bytes 0x01 … 0x20.
 const PASS_KEY: &str = "shop:AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyA";
