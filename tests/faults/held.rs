@@ -48,7 +48,7 @@ async fn holds_of_a_dead_core_are_expired_by_another_core() {
     row.kill();
     fixture.core.kill();
     fixture.move_clock(&clock, HOLD_MS).await;
-    until_returned(&redis, "held", SOON).await;
+    until_returned(&redis, "held", promised(RETURNED_MAX)).await;
     redis.relayed("held", SOON).await;
     row.passed(1, "expired, in Redis and SQL");
 }
