@@ -33,7 +33,7 @@ parts() {
     previous        ^(core/migrations/|core/src/store/|core/src/http/|lua/|shared/src/)
     packages        ^(packaging/|scripts/(package|debian).sh)
     images          ^(Dockerfile|\.dockerignore|compose.yaml|packaging/(claimgate-edge|image/)|scripts/(build-worker|debian|demo-campaign|setup|tools).sh|tests/images.sh|package-lock.json)
-    gate            ^(scripts/(test|within|dependencies|check-soak).sh|tests/(gate.sh|soak.txt|model/main.rs))
+    gate            ^(scripts/(test|within|dependencies|check-soak|tools).sh|tests/(gate.sh|soak.txt|model/main.rs|mutants/defects.sh))
     failovers       ^(core/src/store/redis/|core/src/engine/lifecycle/|lua/)
     promotion       ^(core/src/engine/lifecycle/|core/src/store/|lua/)
     at-rest         ^(core/src/jobs/|core/src/engine/campaign/|core/src/store/redis/survey)
