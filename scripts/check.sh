@@ -24,11 +24,18 @@ run_clippy() {
     if has_wasm_target; then cargo clippy -p claimgate-edge --target wasm32-unknown-unknown -- "${deny_warnings[@]}"; fi
 }
 clippy_log=$(mktemp)
+say clippy >"$clippy_log"
 set -m # a process group of its own, to stop it if another check fails
-run_clippy >"$clippy_log" 2>&1 </dev/null &
+run_clippy >>"$clippy_log" 2>&1 </dev/null &
 set +m
 clippy=$!
-trap 'kill -- -$clippy 2>/dev/null || true; rm -f "$clippy_log"' EXIT
+
+# Stops clippy. Prints its errors if it has already failed.
+stop_clippy() {
+    if ! kill -- -$clippy 2>/dev/null && ! wait $clippy; then cat "$clippy_log"; fi
+    rm -f "$clippy_log"
+}
+trap stop_clippy EXIT
 
 say shell, JavaScript and Lua
 shell=(scripts/*.sh tests/*.sh .ci/run packaging/claimgate-edge packaging/compose/*.sh packaging/debian/*.{prerm,postinst,postrm} packaging/image/*)
@@ -93,6 +100,6 @@ else
     echo "The advisory database is unreachable: skipped."
 fi
 
-say clippy
 tail --lines=+1 --follow --pid=$clippy "$clippy_log"
+: >"$clippy_log" # printed
 wait $clippy
