@@ -97,8 +97,7 @@ pub struct Sql {
     is_sqlite: bool,
 }
 
-/// Tables that a rollback replaces; referenced tables come first. Heartbeats and refusals are left out: core writes them
-/// every second, and no guarantee restores them.
+/// Tables that a rollback replaces; referenced tables come first.
 const TABLES: [&str; 21] = [
     "campaigns",
     "claims",
@@ -122,6 +121,9 @@ const TABLES: [&str; 21] = [
     "replica_sets",
     "replication_audit",
 ];
+
+/// Tables that a rollback keeps. Core writes heartbeats and refusals every second, and no guarantee restores them.
+const TABLES_KEPT: [&str; 5] = ["cores", "serving", "refusals", "refusal_reports", "_sqlx_migrations"];
 
 /// A lock that blocks writers until released.
 #[derive(Debug)]
@@ -198,11 +200,19 @@ impl Sql {
 
     /// Adds an unknown column to every table, as a newer version may. The database must be PostgreSQL.
     pub async fn add_columns_of_a_newer_version(&self) {
-        let tables = "SELECT tablename::TEXT FROM pg_tables WHERE schemaname = 'public'";
-        let tables: Vec<(String,)> = sqlx::query_as(tables).fetch_all(&self.pool).await.expect("the tables");
-        for (table,) in tables {
+        for table in self.tables().await {
             self.run(format!("ALTER TABLE {table} ADD COLUMN of_a_later_version TEXT")).await;
         }
+    }
+
+    /// Returns the names of all tables.
+    async fn tables(&self) -> Vec<String> {
+        let query = if self.is_sqlite {
+            "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+        } else {
+            "SELECT tablename::TEXT FROM pg_tables WHERE schemaname = 'public'"
+        };
+        sqlx::query_scalar(query).fetch_all(&self.pool).await.expect("the tables")
     }
 
     /// Returns the number that `query` returns; `$1` is the campaign.
@@ -225,8 +235,14 @@ impl Sql {
         done.expect("a statement").rows_affected()
     }
 
-    /// Copies the tables for [`Self::restore_tables`].
+    /// Copies the tables for [`Self::restore_tables`]. Fails the test if a table is neither rolled back nor kept.
     pub async fn copy_tables(&self) {
+        let mut unlisted = self.tables().await;
+        unlisted.retain(|table| {
+            let table = table.as_str();
+            !table.ends_with("_behind") && !TABLES.contains(&table) && !TABLES_KEPT.contains(&table)
+        });
+        assert!(unlisted.is_empty(), "neither in TABLES nor in TABLES_KEPT: {unlisted:?}");
         for table in TABLES {
             self.run(format!("DROP TABLE IF EXISTS {table}_behind")).await;
             self.run(format!("CREATE TABLE {table}_behind AS SELECT * FROM {table}")).await;
