@@ -55,8 +55,8 @@ pub async fn entries_in_flight(redis: &RedisView, campaign: &str) -> Vec<String>
 /// Blocks SQL and claims as users `first`, `first + 1`, … until both cores have read entries and wait for SQL.
 /// Returns the lock and the next user.
 async fn both_wait_for_sql(fixture: &Fixture, checker: &Checker, first: usize) -> (WriteLock, usize) {
-    let mut user = first;
-    for _ in 0..5 {
+    let (mut user, began) = (first, Instant::now());
+    while began.elapsed() < SOON {
         let held = fixture.sql.hold().await;
         if both_read(fixture, checker, &mut user).await {
             return (held, user);
