@@ -78,6 +78,7 @@ async fn both_read(fixture: &Fixture, checker: &Checker, user: &mut usize) -> bo
     for core in [&fixture.core, fixture.other()] {
         let (last, began) = (last_read(&redis, "demo").await, Instant::now());
         let mut has_read = false;
+        // Not a limit: the caller repeats this.
         while !has_read && began.elapsed() < Duration::from_secs(5) {
             checker.win(core, *user..*user + 1).await;
             *user += 1;

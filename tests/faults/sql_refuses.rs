@@ -89,6 +89,7 @@ async fn claims_continue_while_sql_is_a_standby() {
     checker.win(&fixture.core, 10..60).await;
     until_reported(&fixture.core, Some("read_only")).await;
     fixture.core.until_logged(promised(REPORT_MAX), &["part=\"sql\"", "standby"]).await;
+    // Not a limit: the fault lasts so long.
     while moved.elapsed() < FAULT_TIME {
         pause_is_rejected(&fixture.core).await;
         sleep(Duration::from_millis(500)).await;
