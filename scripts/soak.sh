@@ -30,7 +30,7 @@ parts() {
     delayed         ^(core/src/jobs/|core/src/store/redis/|lua/)
     storm           ^(core/src/engine/|core/src/jobs/|core/src/store/|lua/)
     slots           ^(core/src/store/redis/|lua/)
-    previous        ^(core/migrations/|core/src/store/|core/src/http/|lua/|shared/src/)
+    previous        ^(core/(migrations|src/(store|http))/|lua/|shared/src/|scripts/previous.sh|tests/previous)
     packages        ^(packaging/|scripts/(package|debian).sh)
     images          ^(Dockerfile|\.dockerignore|compose.yaml|packaging/(claimgate-edge|image/)|scripts/(build-worker|debian|demo-campaign|setup|tools).sh|tests/images.sh|package-lock.json)
     gate            ^(scripts/(test|within|dependencies|check-soak|tools).sh|tests/(gate.sh|soak.txt|model/main.rs|mutants/defects.sh))

@@ -56,10 +56,25 @@ impl Pair {
 
     /// Starts an edge in front of both cores.
     pub async fn edge(&self, runtime: Runtime, name: &str) -> PairEdge {
-        let urls = self.cores.each_ref().map(|core| format!("http://{}", core.listen())).join(",");
-        let variables = [("CORE_URL", urls.as_str()), ("EDGE_KEY", EDGE_KEY), ("USER_JWT_KEY", USER_JWT_KEY)];
-        PairEdge { edge: Edge::start(runtime, name, "test", &variables).await, client: client() }
+        let urls = self.urls();
+        PairEdge { edge: Edge::start(runtime, name, "test", &settings(&urls)).await, client: client() }
     }
+
+    /// Starts an edge in front of both cores, in workerd with the configuration `config`.
+    pub async fn edge_with(&self, config: PathBuf, name: &str) -> PairEdge {
+        let urls = self.urls();
+        let edge = Edge::start_with(config, Runtime::Workerd, name, "test", &settings(&urls)).await;
+        PairEdge { edge, client: client() }
+    }
+
+    /// Returns the value of `CORE_URL`.
+    fn urls(&self) -> String {
+        self.cores.each_ref().map(|core| format!("http://{}", core.listen())).join(",")
+    }
+}
+
+fn settings(urls: &str) -> [(&str, &str); 3] {
+    [("CORE_URL", urls), ("EDGE_KEY", EDGE_KEY), ("USER_JWT_KEY", USER_JWT_KEY)]
 }
 
 /// An edge in front of both cores.

@@ -64,5 +64,6 @@ mod tally;
 mod tls;
 mod torn;
 mod unreadable;
+mod upgrade;
 mod user_claims_in_both_stores;
 mod vanished;

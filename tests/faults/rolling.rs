@@ -23,15 +23,15 @@ use tokio::time::sleep;
 use crate::tally::{Row, say};
 
 /// Both limits are lower than the demand, so that there are grants, replays and denials.
-const LIMITS: Limits = Limits { total: Some(20_000), per_user: Some(2), per_user_per_day: Some(2) };
-const USERS: usize = 2_000;
-const CALLERS: usize = 24;
+pub const LIMITS: Limits = Limits { total: Some(20_000), per_user: Some(2), per_user_per_day: Some(2) };
+pub const USERS: usize = 2_000;
+pub const CALLERS: usize = 24;
 /// Number of restarts of each core.
 const ROUNDS: usize = 3;
 /// Number of decided claims before the next restart.
-const CLAIMS_PER_RESTART: usize = 150;
+pub const CLAIMS_PER_RESTART: usize = 150;
 /// The balancer's polling interval, and the time that a core waits to be polled before it stops.
-const POLL: Duration = Duration::from_millis(50);
+pub const POLL: Duration = Duration::from_millis(50);
 const DRAIN_S: &str = "2";
 
 /// Claims that continue until stopped, and the answers without a decision.
@@ -169,7 +169,7 @@ fn edge_request(
     if is_first { request.header("Claimgate-Attempt", "1") } else { request }
 }
 
-async fn judge(pair: &Pair, checker: &Checker) -> Verdict {
+pub async fn judge(pair: &Pair, checker: &Checker) -> Verdict {
     let cores: Vec<_> = pair.cores.iter().collect();
     checker.judge(&cores, &pair.sql, &pair.server.view().await, Expect::default()).await
 }
@@ -301,141 +301,6 @@ async fn claims_continue_in_a_rolling_upgrade_from_the_last_version() {
     row.survived(call_count, last);
 }
 
-async fn layout_of(pair: &Pair) -> u32 {
+pub async fn layout_of(pair: &Pair) -> u32 {
     pair.server.view().await.query(&["GET", "cg:layout"]).await
-}
-
-/// Callers who retry each claim until it is decided, and the longest time without any decision.
-struct PatientLoad {
-    over: AtomicBool,
-    decided: AtomicUsize,
-    /// The time of the last decision, and the longest time between two decisions.
-    pause: Mutex<(Instant, Duration)>,
-    /// The last answer without a decision.
-    undecided: Mutex<String>,
-}
-
-impl PatientLoad {
-    fn new() -> Self {
-        let pause = Mutex::new((Instant::now(), Duration::ZERO));
-        Self {
-            over: AtomicBool::default(),
-            decided: AtomicUsize::default(),
-            pause,
-            undecided: Mutex::default(),
-        }
-    }
-
-    fn record_decided(&self) {
-        self.decided.fetch_add(1, Ordering::Relaxed);
-        let (now, mut pause) = (Instant::now(), self.pause.lock().unwrap());
-        *pause = (now, pause.1.max(now - pause.0));
-    }
-
-    /// Sends claims until the load is over. Each key is sent until it is decided, then once more: the answer
-    /// must be a replay.
-    async fn claim(
-        &self,
-        checker: &Checker,
-        request: &impl Fn(&ClaimAttempt) -> RequestBuilder,
-        caller: usize,
-    ) {
-        let client = client().once();
-        for at in 0.. {
-            if self.over.load(Ordering::Relaxed) {
-                return;
-            }
-            let user = format!("u{}", (caller * 83 + at) % USERS);
-            let attempt = ClaimAttempt { user, key: format!("{caller}-{at}"), units: 1 };
-            let mut ids = Vec::new();
-            for _ in 0..2 {
-                let outcome = loop {
-                    let reply = client.send(request(&attempt)).await;
-                    let outcome = reply.as_ref().ok().and_then(ClaimOutcome::of);
-                    if outcome.is_none() {
-                        *self.undecided.lock().unwrap() = format!("{reply:?}");
-                    }
-                    checker.record(&attempt, outcome.clone().unwrap_or(ClaimOutcome::Unknown));
-                    if let Some(outcome) = outcome {
-                        break outcome;
-                    }
-                    sleep(POLL).await;
-                };
-                self.record_decided();
-                ids.push(match outcome {
-                    ClaimOutcome::Claimed { id, .. } => Some(id),
-                    _ => None,
-                });
-            }
-            assert!(ids[0].is_none() || ids[0] == ids[1], "{attempt:?} was granted, then {ids:?}");
-        }
-    }
-
-    async fn until_more_decided(&self) {
-        let until = self.decided.load(Ordering::Relaxed) + CLAIMS_PER_RESTART;
-        eventually(SOON, || async {
-            let decided = self.decided.load(Ordering::Relaxed);
-            holds(decided >= until, || {
-                let last = self.undecided.lock().unwrap();
-                format!("{decided} of {until} claims decided; the last other answer: {last}")
-            })
-        })
-        .await;
-    }
-}
-
-/// Two cores of the previous Redis layout are upgraded: as soon as the first new core serves, the other core
-/// stops and names both layouts. Claims pause while the campaign is converted; nothing is lost.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rolling_upgrade_converts_campaigns_under_load() {
-    let Some(previous) = std::env::var_os("CLAIMGATE_PREVIOUS_BIN").map(PathBuf::from) else {
-        return say("NOT RUN an upgrade from the previous Redis layout: use `tests/previous.sh`");
-    };
-    let row = Row::begin("two cores of the previous Redis layout upgraded under load");
-    let _turn = heavy().await;
-    let Some(mut pair) = row.needs(Pair::start(CoreOptions::default().program(previous)).await) else {
-        return;
-    };
-    let layout = layout_of(&pair).await;
-    if layout == LAYOUT {
-        return say(
-            "NOT RUN an upgrade from the previous Redis layout: the previous version has this layout",
-        );
-    }
-    let checker = Checker::create(&pair.cores[1], "demo", LIMITS).await;
-    // Cores are upgraded before the edge, so a back end calls either core in turn.
-    let (client, turn) = (client().once(), AtomicUsize::default());
-    let urls = [0, 1].map(|core| pair.cores[core].url("/internal/v1/claims"));
-    let request = |attempt: &ClaimAttempt| {
-        let url = &urls[turn.fetch_add(1, Ordering::Relaxed) % urls.len()];
-        let body = claim_body(checker.campaign(), &attempt.user, &attempt.key, attempt.units);
-        client.request(Method::POST, url).bearer_auth(API_TOKEN).json(&body)
-    };
-    let load = PatientLoad::new();
-    let cores = &mut pair.cores;
-    let upgrade = async {
-        load.until_more_decided().await;
-        row.fault();
-        cores[0].stop().await;
-        cores[0] = cores[0].launch_tested();
-        cores[0].ready().await;
-        let status = cores[1].process().wait(SOON).await;
-        let log = cores[1].log();
-        assert_eq!(status.code(), Some(2), "{log}");
-        let named = [format!("layout {layout}"), format!("layout {LAYOUT}")];
-        assert!(named.iter().all(|name| log.lines().last().unwrap_or_default().contains(name)), "{log}");
-        load.until_more_decided().await;
-        cores[1] = cores[1].launch_tested();
-        cores[1].ready().await;
-        load.until_more_decided().await;
-        load.over.store(true, Ordering::Relaxed);
-    };
-    tokio::join!(upgrade, join_all((0..CALLERS).map(|caller| load.claim(&checker, &request, caller))));
-    assert_eq!(layout_of(&pair).await, LAYOUT);
-    let (decided, pause) = (load.decided.into_inner(), load.pause.into_inner().unwrap().1);
-    say(&format!("  {decided} decisions; the longest time without one was {pause:?}"));
-    let dead: u64 = pair.server.view().await.query(&["EXISTS", "cg:{demo}:dead_letters"]).await;
-    assert_eq!(dead, 0, "an entry of one layout was read as one of the other");
-    let verdict = judge(&pair, &checker).await;
-    row.survived(checker.call_count(), verdict);
 }
