@@ -41,7 +41,8 @@ bench: ## measure claimgate and its baselines, within 12 minutes; OPTIONS="--onl
 	@cargo build --release -p claimgate-bench
 	@scripts/build-worker.sh
 	@scripts/build-worker.sh bench/bare-edge
-	@exec cargo run --quiet --release -p claimgate-bench -- $(OPTIONS)
+	@CLAIMGATE_PREVIOUS_EDGE="$$(scripts/previous.sh edge || true)" \
+		exec cargo run --quiet --release -p claimgate-bench -- $(OPTIONS)
 
 lab: ## compare all known methods against overselling, within 8 minutes; OPTIONS="--only row_lock"; see lab/README.md
 	@$(SETUP)

@@ -1,6 +1,7 @@
 //! claimgate's Worker and a bare one in one process of plain workerd, connected to a core.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -25,12 +26,17 @@ impl Workers {
     /// Starts both Workers with the given core. `keys` are the settings of users' tokens. Processes that run
     /// at the same time need different names.
     pub async fn start(core: &Core, name: &str, keys: &[(&str, &str)]) -> Self {
+        Self::start_at(root(), core, name, keys).await
+    }
+
+    /// Starts both Workers like [`Self::start`], with claimgate's Worker of the version in the directory `version`.
+    pub async fn start_at(version: &Path, core: &Core, name: &str, keys: &[(&str, &str)]) -> Self {
         let (edge, bare) = (free_address(), free_address());
         let directory = emptied(&format!("bench-workers-{name}"));
         let mut workerd = Command::new(root().join("node_modules/.bin/workerd"));
         workerd
             .arg("serve")
-            .arg(root().join("bench/workers.capnp"))
+            .arg(version.join("bench/workers.capnp"))
             .arg(format!("--socket-addr=edge={edge}"))
             .arg(format!("--socket-addr=bare={bare}"))
             .arg(format!("--external-addr=core={}", core.listen()))

@@ -13,6 +13,7 @@ mod log;
 mod look_up;
 mod memory;
 mod passes;
+mod previous;
 mod promotion;
 mod relay;
 mod slow;
@@ -66,6 +67,7 @@ pub const GROUPS: &[Group] = &[
     codes::GROUP,
     edge::GROUP,
     tokens::GROUP,
+    previous::GROUP,
     edge_passes::GROUP,
     start::GROUP,
 ];

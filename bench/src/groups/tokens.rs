@@ -86,19 +86,25 @@ fn kid(issuer: &Issuer) -> Value {
     json!({"kid": issuer.algorithm()})
 }
 
+/// Returns tokens of these users, signed with the edge's secret.
+pub fn secret_tokens(core: &Core, users: &[String]) -> Arc<[String]> {
+    let secret = core.data_file("user-jwt.key");
+    users.iter().map(|user| signed(&secret, &json!({"alg": "HS256"}), &lasting(user))).collect()
+}
+
+/// Returns the payload of a token that is valid for the whole measurement.
+fn lasting(user: &str) -> Value {
+    let mut payload = payload(user);
+    payload["exp"] = json!(now_ms() / 1000 + TOKEN_S);
+    payload
+}
+
 /// Returns the users' tokens for each entry of [`CPU`]. They are signed before the measurement, and the edge caches
 /// none.
 fn tokens(core: &Core, issuers: &[Issuer; 3], seed: u64) -> [Arc<[String]>; 4] {
     let secret = core.data_file("user-jwt.key");
     let users = Uuids::of(seed).texts(USERS);
-    let all = |token: &dyn Fn(&Value) -> String| {
-        let payload = |user: &String| {
-            let mut payload = payload(user);
-            payload["exp"] = json!(now_ms() / 1000 + TOKEN_S);
-            payload
-        };
-        users.iter().map(|user| token(&payload(user))).collect()
-    };
+    let all = |token: &dyn Fn(&Value) -> String| users.iter().map(|user| token(&lasting(user))).collect();
     let of = |issuer: &Issuer| all(&|payload| issuer.token(&kid(issuer), payload));
     let [ec, ed, rsa] = issuers.each_ref().map(of);
     [all(&|payload| signed(&secret, &json!({"alg": "HS256", "kid": "HS256"}), payload)), ec, ed, rsa]
