@@ -269,7 +269,7 @@ defect eviction_not_confirmed core/src/store/redis/loader.rs \
         self.wait_for_replicas(&session).await?;' '' \
     faults an_eviction_completes
 defect replacement_not_signalled core/src/store/redis/topology/server.rs 'self.replacing.notify_waiters();' '' \
-    units topology::server::tests::calls_in_flight
+    units-core topology::server::tests::calls_in_flight
 
 # An adopted server has everything that SQL has, nothing that SQL refused, and no event that SQL will never get.
 defect refused_claims_adopted core/src/store/sql/campaigns.rs 'if !is_unchanged || has_refused ||' 'if !is_unchanged ||' \
@@ -371,6 +371,37 @@ defect back_end_needs_a_pass core/src/http/authentication.rs \
 defect pass_not_signed shared/src/signature.rs \
     'let pass = (!self.pass.is_empty()).then' 'let pass = false.then' \
     faults passes::a_pass_is_part
+defect evicted_retry_needs_a_pass core/src/engine/claim/mod.rs \
+    'Some(evicted) => {' \
+    'Some(_) if pass.is_none() && campaign.pass.is_some() => Err(EngineError::CampaignEnded),
+            Some(evicted) => {' \
+    faults passes::a_winner_finds
+defect retry_without_a_pass_rejected_by_the_edge edge/src/admission.rs \
+    'if self.attempt == Attempt::Unknown {' 'if self.attempt == Attempt::Unknown && has_pass {' \
+    units-edge admission::tests::a_missing_pass
+defect presale_ends_by_the_edges_clock edge/src/campaign_cache/snapshot.rs \
+    'rule.requires_at(latest)' 'rule.requires_at(latest.min(now))' \
+    units-edge admission::tests::a_presale
+defect passes_of_other_users_accepted shared/src/jwt/pass.rs \
+    'if payload.sub != self.user.as_str() {' 'if payload.sub.is_empty() {' \
+    units-shared jwt::pass::tests::a_pass_for_another
+defect passes_for_other_campaigns_accepted shared/src/jwt/pass.rs \
+    'if payload.campaign != self.campaign.as_str() {' 'if payload.campaign.is_empty() {' \
+    units-shared jwt::pass::tests::a_pass_for_another
+defect passes_of_any_type_accepted shared/src/jwt/token.rs \
+    'if is_pass_type(&typ) != is_pass {' 'if is_pass_type(&typ) && !is_pass {' \
+    units-shared jwt::pass::tests::no_token_is_both
+# Claims without a pass cost Redis no more than other denials.
+defect claims_without_a_pass_not_batched core/src/engine/claim/batcher.rs \
+    'while batch.len() < batch_max
+' \
+    'while batch.len() < batch_max
+                && batch.last().is_some_and(|last| last.pass.is_some())
+' \
+    faults passes::claims_without_a_pass
+defect claims_without_a_pass_write lua/claim.lua \
+    'denial = closed or no_pass' 'denial, work.must_write_state = closed or no_pass, true' \
+    faults passes::claims_without_a_pass
 
 # Redis layout 6 is converted.
 defect entries_of_layout_6_not_relayed core/src/store/redis/outbox.rs \

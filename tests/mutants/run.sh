@@ -34,10 +34,10 @@ copy_tree() {
         done
 }
 
-# $1 is the test binary, or `units` for core's unit tests; the rest are its arguments.
+# $1 is the test binary, or `units-CRATE` for a crate's unit tests; the rest are its arguments.
 run_test() {
-    local binary=(--test "$1")
-    if [ "$1" = units ]; then binary=(-p claimgate-core --lib); fi # claimgate-tests selects the same features
+    local binary=(--test "$1") # claimgate-tests selects the same features
+    if [[ $1 = units-* ]]; then binary=(-p "claimgate-${1#units-}" --lib); fi
     (cd "$tree" && cargo test --quiet -p claimgate-tests "${binary[@]}" "${@:2}")
 }
 
