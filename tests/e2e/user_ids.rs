@@ -152,6 +152,23 @@ async fn the_first_edge_cannot_rename_users_of_a_live_campaign() {
     assert_eq!(user_ids(&core).await["user_ids"], "verbatim:VRBHvs");
 }
 
+/// Repeated claims do not prolong the rejection.
+#[tokio::test]
+async fn an_edge_may_claim_once_campaigns_with_other_ids_have_ended() {
+    let core = Core::start().await;
+    core.create("demo", json!({"total": 10})).await;
+    core.create("next", json!({"total": 10})).await;
+    core.claim("demo", "alice", "k").await.expect(201);
+    core.sql().until("demo", 1).await;
+    edge_claim(&core, PINNED, "next", ALICE, "k").await.refused(503, "user_ids_differ");
+    core.set_admin_state("demo", "end").await.expect(200);
+    eventually(SOON, || async {
+        let reply = edge_claim(&core, PINNED, "next", ALICE, "k").await;
+        holds([200, 201].contains(&reply.status), || reply.text())
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn edges_that_send_no_scheme_keep_working() {
     let core = Core::start().await;

@@ -349,6 +349,9 @@ defect pin_ignores_a_reopened_campaign core/src/store/sql/user_ids.rs \
 defect edges_of_any_scheme core/src/engine/user_ids.rs \
     'Some(edge) => Err(self.rejected(UserIdsDiffer::Edge { edge, pinned })),' 'Some(_) => Ok(()),' \
     e2e user_ids::an_edge_with_different_settings
+defect rejections_renewed_by_claims core/src/engine/user_ids.rs \
+    'return Err(EngineError::UserIdsDiffer(why));' 'return Err(self.rejected(why));' \
+    e2e user_ids::an_edge_may_claim
 
 # A claim needs a pass as long as the rule says, and a winner's retry never does.
 defect pass_not_required lua/claim.lua \

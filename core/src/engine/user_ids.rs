@@ -170,7 +170,8 @@ impl UserIds {
             return Ok(pinned);
         }
         if let Some(why) = self.recently_unpinnable(scheme) {
-            return Err(self.rejected(why));
+            // Not recorded again: repeated claims must not prolong the rejection.
+            return Err(EngineError::UserIdsDiffer(why));
         }
         let earlier_claims =
             |campaign| self.rejected(UserIdsDiffer::EarlierClaims { edge: scheme, campaign });
