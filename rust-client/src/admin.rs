@@ -80,6 +80,26 @@ impl ClaimsFilter<'_> {
     }
 }
 
+/// A page of the feed: its size, its campaign, and whether it has codes. The default is the largest page of all
+/// campaigns, without codes and without waiting.
+#[derive(Debug, Clone, Copy)]
+pub struct ChangesFilter<'a> {
+    /// Only claims of this campaign.
+    pub campaign: Option<&'a CampaignId>,
+    /// The maximum number of items, 1 to 1000.
+    pub limit: u32,
+    /// How long core waits for an item if there is none yet, in seconds: 0 to 30.
+    pub wait_s: u32,
+    /// With the codes of the claims that have them by now.
+    pub codes: bool,
+}
+
+impl Default for ChangesFilter<'_> {
+    fn default() -> Self {
+        Self { campaign: None, limit: PAGE_ITEMS, wait_s: 0, codes: false }
+    }
+}
+
 /// A client for core's admin API. A missing campaign or webhook is the problem `campaign_not_found` or
 /// `webhook_not_found`.
 #[derive(Debug, Clone)]
@@ -270,31 +290,24 @@ impl Admin {
         self.list("/audit", &query, "after").await
     }
 
-    /// Returns a page of the feed after the cursor `after`: at most `limit` items (1 to 1000), of all
-    /// campaigns or of one. If there are no items yet, core waits up to `wait_s` seconds (0 to 30) for one.
+    /// Returns a page of the feed after the cursor `after`.
     ///
     /// # Errors
-    /// `cursor_invalid` if `after` is not a cursor of this feed.
+    /// `cursor_invalid` if `after` is not a cursor of this feed; `forbidden` for [`ChangesFilter::codes`] with a role
+    /// below admin.
     pub async fn changes(
         &self,
         after: Option<&str>,
-        campaign: Option<&CampaignId>,
-        limit: u32,
-        wait_s: u32,
+        filter: ChangesFilter<'_>,
     ) -> Result<Answer<Value>, Error> {
-        let request = self.changes_request(after, campaign, limit, wait_s);
-        self.listener.send_until_decided(request).await
+        self.listener.send_until_decided(self.changes_request(after, filter)).await
     }
 
-    fn changes_request(
-        &self,
-        after: Option<&str>,
-        campaign: Option<&CampaignId>,
-        limit: u32,
-        wait_s: u32,
-    ) -> RequestBuilder {
+    fn changes_request(&self, after: Option<&str>, filter: ChangesFilter<'_>) -> RequestBuilder {
+        let ChangesFilter { campaign, limit, wait_s, codes } = filter;
         let timeout = Duration::from_secs(wait_s.into()) + CHANGES_TIMEOUT;
         let request = self.request(Method::GET, "/changes").query(&[("limit", limit), ("wait_s", wait_s)]);
+        let request = request.query(&[("codes", codes.then_some(true))]);
         request.query(&[("campaign_id", campaign)]).query(&[("after", after)]).timeout(timeout)
     }
 
@@ -434,10 +447,11 @@ mod tests {
     fn cursors_are_percent_encoded() {
         let admin = Admin::new("http://127.0.0.1:8081", "token").unwrap();
         let id = "demo".parse().unwrap();
-        let changes = admin.changes_request(Some(CURSOR), Some(&id), 10, 30);
-        assert_eq!(query(changes), format!("limit=10&wait_s=30&campaign_id=demo&after={ENCODED}"));
-        let first = admin.changes_request(None, None, 10, 0);
-        assert_eq!(query(first), "limit=10&wait_s=0");
+        let filter = ChangesFilter { campaign: Some(&id), limit: 10, wait_s: 30, codes: true };
+        let changes = admin.changes_request(Some(CURSOR), filter);
+        assert_eq!(query(changes), format!("limit=10&wait_s=30&codes=true&campaign_id=demo&after={ENCODED}"));
+        let first = admin.changes_request(None, ChangesFilter::default());
+        assert_eq!(query(first), "limit=1000&wait_s=0");
         let page = admin.page_request("/claims", &[("status", "held")], "cursor", Some(CURSOR));
         assert_eq!(query(page), format!("status=held&limit=1000&cursor={ENCODED}"));
     }

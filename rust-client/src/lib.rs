@@ -32,7 +32,7 @@ mod internal;
 mod listener;
 mod retry;
 
-pub use admin::{Admin, ClaimsFilter, NewCampaign};
+pub use admin::{Admin, ChangesFilter, ClaimsFilter, NewCampaign};
 pub use answer::Answer;
 pub use claim_call::{ClaimCall, random_key};
 /// A pass, which lets a user claim from a campaign that requires one.

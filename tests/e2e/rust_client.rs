@@ -4,13 +4,17 @@
 use std::time::{Duration, Instant};
 
 use claimgate_client::{
-    Admin, ClaimCall, ClaimsFilter, Error, Internal, NewCampaign, RETRY_TIMEOUT, random_key,
+    Admin, ChangesFilter, ClaimCall, ClaimsFilter, Error, Internal, NewCampaign, RETRY_TIMEOUT, random_key,
 };
+use claimgate_shared::admin::codes::CodeCounts;
 use claimgate_shared::{CampaignId, ClaimRequest, ClaimStatus, Code, Limits, Quantity};
-use serde_json::json;
+use serde_json::{Value, json};
 use support::lossy_proxy::LossyProxy;
 use support::process::free_address;
-use support::{Core, CoreOptions, promised};
+use support::wait::holds;
+use support::{Core, CoreOptions, SOON, eventually, promised};
+
+use crate::command_line::run_against;
 
 fn internal(core: &Core) -> Internal {
     Internal::new(&core.url(""), &core.admin_token()).unwrap()
@@ -190,4 +194,41 @@ async fn an_admin_creates_changes_lists_and_ends_campaigns() {
     assert_eq!(what, ["create", "add", "update"]);
     assert_eq!(admin.end(&id).await.unwrap().json["state"], "ended");
     assert!(admin.campaign(&"none".parse().unwrap()).await.unwrap_err().is(Code::CampaignNotFound));
+}
+
+/// The feed has codes only on request: through the client, and on the command line.
+#[tokio::test]
+async fn codes_are_added_counted_looked_up_listed_and_followed() {
+    let core = Core::start().await;
+    let (admin, shop) = (admin(&core), internal(&core));
+    let id: CampaignId = "coupons".parse().unwrap();
+    admin.create(&NewCampaign { codes: true, ..new_campaign(&id, 0) }).await.unwrap();
+    let added = admin.add_codes(&id, b"SAVE-1\nSAVE-2\n".to_vec()).await.unwrap().read().unwrap();
+    // A slow core may answer 503, and the retry finds the codes.
+    assert_eq!(added.added + added.already, 2);
+    let version = admin.campaign(&id).await.unwrap().read().unwrap().campaign.version;
+    admin.change(&id, &json!({"version": version, "limits": {"total": 2}})).await.unwrap();
+
+    let alice = shop.claim(&mut call("coupons", "alice")).await.unwrap().read().unwrap().claim.id;
+    let expected = json!(["SAVE-1"]);
+    eventually(SOON, || async {
+        let found = shop.look_up(&alice).await.unwrap().json;
+        holds(found["claim"]["codes"] == expected, || found.to_string())
+    })
+    .await;
+    let counts = admin.codes(&id).await.unwrap().read().unwrap();
+    assert_eq!(counts, CodeCounts { added: 2, assigned: 1, claims_pending: 0 });
+    for codes in [true, false] {
+        let wanted = if codes { expected.clone() } else { Value::Null };
+        let claims = admin.claims(&id, ClaimsFilter { codes, ..ClaimsFilter::default() }).await.unwrap().json;
+        assert_eq!(claims[0]["codes"], wanted, "{claims}");
+        let filter = ChangesFilter { campaign: Some(&id), codes, ..ChangesFilter::default() };
+        let changes = admin.changes(None, filter).await.unwrap().json;
+        assert_eq!(changes["items"][0]["claim"]["codes"], wanted, "{changes}");
+        // A change may be delivered more than once.
+        let words = ["changes", "--limit", "1", "--codes"];
+        let words = if codes { &words[..] } else { &words[..3] };
+        let line = run_against(&core, words).await.ended(0).json();
+        assert_eq!(line["claim"]["codes"], wanted, "{line}");
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use claimgate_client::Retries;
+use claimgate_client::{ChangesFilter, Retries};
 use claimgate_shared::CampaignId;
 use clap::Args;
 use clap::builder::RangedI64ValueParser;
@@ -40,6 +40,9 @@ pub struct ChangesArgs {
     /// Wait for further changes instead of stopping, even while core is down
     #[arg(long)]
     follow: bool,
+    /// Print the codes that claims have by now: needs the role admin, and is recorded in the audit
+    #[arg(long)]
+    codes: bool,
     #[command(flatten)]
     call: CallArgs,
 }
@@ -84,7 +87,8 @@ impl ChangesArgs {
     async fn page(&self, core: &Core, after: Option<&str>, left: u64) -> Result<Value, CallError> {
         let limit = u32::try_from(left).unwrap_or(PAGE_ITEMS).min(PAGE_ITEMS);
         let wait_s = if self.follow { WAIT_S } else { 0 };
-        Ok(core.call(core.admin.changes(after, self.campaign.as_ref(), limit, wait_s)).await?.json)
+        let filter = ChangesFilter { campaign: self.campaign.as_ref(), limit, wait_s, codes: self.codes };
+        Ok(core.call(core.admin.changes(after, filter)).await?.json)
     }
 
     /// Reads the same page, retrying until core answers. `core` does not retry calls itself.
