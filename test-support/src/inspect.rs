@@ -164,6 +164,16 @@ impl RedisView {
         .await;
     }
 
+    /// Waits until the campaign has left Redis.
+    pub async fn evicted(&self, campaign: &str) {
+        eventually(SOON, || async {
+            let left: u64 =
+                self.query(&["EXISTS", &key(campaign, "campaign"), &key(campaign, "codes")]).await;
+            holds(left == 0, || format!("{left} keys of {campaign} are left"))
+        })
+        .await;
+    }
+
     /// Returns the number of claims that were moved from their users' records to the claims key, without the
     /// epoch marker.
     pub async fn moved_claims(&self, campaign: &str) -> u64 {

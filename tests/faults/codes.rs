@@ -446,34 +446,6 @@ async fn no_code_is_assigned_twice_if_sql_loses_part_of_an_upload() {
     panic!("each upload was acknowledged");
 }
 
-/// A campaign is evicted while claims are without codes: they are counted, and get the codes that are added
-/// later.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn claims_of_an_evicted_campaign_get_codes_added_later() {
-    let core =
-        Fixture::managed_with(CoreOptions::default().with("CLAIMGATE_ARCHIVE_AFTER_S", "1")).await.core;
-    let waits = core.run_out_of_codes("demo").await;
-    core.end_by_time("demo").await;
-    let (redis, keys) = (core.redis().await, key("demo", "campaign"));
-    eventually(SOON, || async {
-        let there: u64 = redis.query(&["EXISTS", &keys]).await;
-        holds(there == 0, || "not evicted yet".to_owned())
-    })
-    .await;
-    let waiting = async |count: u32| {
-        eventually(SOON, || async {
-            let metric = core.metric::<f64>("claimgate_claims_without_codes").await;
-            let counted = &counts(&core).await["claims_pending"];
-            holds(metric == Some(count.into()) && *counted == count, || format!("{metric:?} {counted}"))
-        })
-        .await;
-    };
-    waiting(1).await;
-    add(&core, &file(1..2)).await.expect(200);
-    codes_of(&core, &waits, 1).await;
-    waiting(0).await;
-}
-
 /// Waits until the reconciliation finds no difference.
 pub async fn agrees(fixture: &Fixture) {
     eventually(SOON, || async {
@@ -499,11 +471,7 @@ async fn codes_survive_lost_keys_evictions_and_reopening() {
     }
     row.fault();
     core.end_by_time("demo").await;
-    eventually(SOON, || async {
-        let there: u64 = redis.query(&["EXISTS", &key("demo", "campaign"), &key("demo", "codes")]).await;
-        holds(there == 0, || "not evicted yet".to_owned())
-    })
-    .await;
+    redis.evicted("demo").await;
     for core in [core, fixture.other()] {
         judge(core, &shown).await;
     }

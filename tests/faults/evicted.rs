@@ -40,7 +40,7 @@ async fn row_of(fixture: &Fixture, user: &str) -> SqlClaim {
 }
 
 /// Makes a claim held until `seconds` from now. Core itself never evicts a campaign with such a claim.
-async fn held(fixture: &Fixture, user: &str, seconds: i64) {
+pub async fn held(fixture: &Fixture, user: &str, seconds: i64) {
     let statement = format!(
         "UPDATE claims SET status = 'held', expires_at = {} WHERE user_id = '{user}'",
         support::times::now_ms() + seconds * 1000

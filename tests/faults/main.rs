@@ -10,6 +10,7 @@ mod backup;
 mod cluster;
 mod code_storm;
 mod codes;
+mod codes_without_the_relay;
 mod collation;
 mod conversion;
 mod cores;

@@ -4,7 +4,6 @@ use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
 use support::core_client::campaign;
-use support::inspect::key;
 use support::signing::Signed;
 use support::times::from_now;
 use support::wait::{holds, until_status};
@@ -53,12 +52,7 @@ async fn a_winner_finds_the_claim_without_a_pass() {
     let id = id.as_str().expect("an id");
     alice_has_won(&cores, id, "pass_required").await;
     fixture.core.end_by_time("demo").await;
-    let redis = fixture.redis().await;
-    eventually(SOON, || async {
-        let there: u64 = redis.query(&["EXISTS", &key("demo", "campaign")]).await;
-        holds(there == 0, || "not evicted yet".to_owned())
-    })
-    .await;
+    fixture.redis().await.evicted("demo").await;
     alice_has_won(&cores, id, "ended").await;
     until_status(SOON, &[200], async || fixture.core.patch("demo", json!({"ends_at": null})).await).await;
     alice_has_won(&cores, id, "pass_required").await;

@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 use support::clock::Clock;
 use support::core_client::campaign;
 use support::edge::{Edge, Runtime, World, payload};
-use support::inspect::key;
 use support::issuer::Issuer;
 use support::stand_in::{Canned, StandIn};
 use support::times::{from_now, ms, now_ms};
@@ -202,12 +201,7 @@ fn a_winner_finds_the_claim_through_another_edge() {
         }
         // The end must follow the first claim, which pins the user ids: an earlier end could not be removed.
         world.core.patch("members", json!({"ends_at": from_now(0)})).await.expect(200);
-        let redis = world.core.redis().await;
-        eventually(SOON, || async {
-            let there: u64 = redis.query(&["EXISTS", &key("members", "campaign")]).await;
-            holds(there == 0, || "not evicted yet".to_owned())
-        })
-        .await;
+        world.core.redis().await.evicted("members").await;
         for edge in [&world.edge, &other] {
             alice_has_won(&world, edge, &won, "ended").await;
         }
