@@ -54,12 +54,14 @@ impl Pair {
     }
 
     /// Returns whether both protocols apply to this kind of campaign. Without `INTERLEAVINGS_ALL`, campaigns
-    /// with codes are explored only if one of the protocols is about codes: an upload, or their assignment.
+    /// with codes are explored only if one of the protocols is about codes, or if both may change which claim has
+    /// which code.
     fn is_meaningful(self) -> bool {
         let allowed =
             if self.codes { [Codes::Needed, Codes::Played] } else { [Codes::NotPlayed, Codes::Played] };
         let needs_codes = [self.a, self.b].iter().any(|protocol| protocol.codes() == Codes::Needed);
-        let is_selected = !self.codes || explores_all() || needs_codes;
+        let change_codes = self.a.changes_codes() && self.b.changes_codes();
+        let is_selected = !self.codes || explores_all() || needs_codes || change_codes;
         is_selected && allowed.contains(&self.a.codes()) && allowed.contains(&self.b.codes())
     }
 

@@ -180,6 +180,14 @@ impl Protocol {
         }
     }
 
+    /// Returns whether the protocol may change which claim has which code: it assigns codes, adds them, confirms or
+    /// returns a claim, restores what SQL has lost, or makes a core load the campaign.
+    pub fn changes_codes(self) -> bool {
+        let changes = [Self::Relay, Self::GiveCodes, Self::Upload, Self::Confirm, Self::Return];
+        let restores = [Self::Repair, Self::Forget, Self::EnsureReady, Self::KeyLoss];
+        changes.contains(&self) || restores.contains(&self)
+    }
+
     /// Does the work at `node`; returns a short description of the result.
     pub async fn run(self, play: &ScheduleRun<'_>, node: &TestCore, initial: InitialState) -> String {
         let (version, total) = (play.version(initial), initial.total());
