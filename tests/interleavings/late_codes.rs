@@ -8,6 +8,8 @@ use claimgate_core::domain::codes::CodesOfClaim;
 use claimgate_core::store::redis::outbox::OutboxBatch;
 use claimgate_shared::ClaimId;
 use support::inspect::key;
+use support::wait::holds;
+use support::{SOON, eventually};
 
 use super::initial_state::InitialState;
 use super::node::TestCore;
@@ -115,4 +117,25 @@ async fn codes_are_not_given_while_the_claims_entry_is_in_the_outbox() {
     acknowledge(&play, b, (&batch, 0..1), &[]).await;
     a.relay().await;
     assert!(give(&play, a, &campaign, both).await);
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_claim_returned_before_it_is_relayed_gets_no_code() {
+    let world = World::start(Database::Sqlite).await;
+    let play = ScheduleRun::new(&world, false, true);
+    let nodes = [world.node(0), world.node(1)];
+    let [a, _] = &nodes;
+    InitialState::Live.set(&play, &nodes).await;
+    let assigned = async || read(&play, a).await.codes.expect("codes").assigned;
+    let before = assigned().await;
+    // The claims of u4 and u5 are in the outbox.
+    play.settled(a, async || play.transition(a, "u5", "return").await).await;
+    eventually(SOON, || async {
+        let relayed = a.relay().await;
+        let entries = world.redis.outbox_entries(&play.id).await;
+        holds(entries == 1, || format!("{entries} entries are left: {relayed}"))
+    })
+    .await;
+    assert_eq!(assigned().await, before + 1, "only u4 has a code");
+    assert_eq!(play.codes_of(a, &play.claim_id("u4")).await.map(|codes| codes.len()), Some(1));
 }
