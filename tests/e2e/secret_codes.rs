@@ -1,4 +1,4 @@
-//! Codes appear in no log, metric, trace or URL, whatever happens to their claims.
+//! Codes appear in no log, metric, trace, URL or event of a webhook, whatever happens to their claims.
 
 use reqwest::Method;
 use serde_json::json;
@@ -10,6 +10,7 @@ use support::{SOON, eventually};
 
 use crate::edge::run_alone;
 use crate::traces::{Collector, traced};
+use crate::webhooks::{Receiver, options_for, webhook};
 
 const CODES: &str = "SAVE-7F3A\nSAVE-91KQ\nSAVE-M2XD\n";
 
@@ -90,4 +91,34 @@ fn codes_are_in_no_log_metric_trace_or_url() {
             assert!(!text.contains("SAVE"), "a code is in {what}");
         }
     });
+}
+
+/// The event is sent only after the winner was shown the code.
+#[tokio::test]
+async fn an_event_of_a_webhook_has_no_codes() {
+    let receiver = Receiver::start().await;
+    let core = options_for(&[&receiver]).start().await;
+    let waits = core.run_out_of_codes("demo").await;
+    webhook(&core, &receiver).await;
+    let sql = core.sql();
+    sql.run("UPDATE webhooks SET enabled = 0, disabled_because = 'test'".to_owned()).await;
+    core.transition(&waits, "return").await.expect(200);
+    core.add_codes("demo", CODES).await.expect(200);
+    let won = core.claim("demo", "ann", "k").await.expect(201).json();
+    let claim = won["claim"]["id"].as_str().expect("an id");
+    eventually(SOON, || async {
+        let found = core.look_up(claim).await.expect(200).json();
+        holds(found["claim"]["codes"][0].is_string(), || found.to_string())
+    })
+    .await;
+    sql.run("UPDATE webhooks SET enabled = 1, disabled_because = NULL".to_owned()).await;
+    eventually(SOON, || async {
+        let events = receiver.received();
+        let is_there = events.iter().any(|event| event.summary() == "ann granted");
+        holds(is_there, || format!("{events:#?}"))
+    })
+    .await;
+    for event in receiver.received() {
+        assert!(!event.body.contains("SAVE") && !event.body.contains("codes"), "{}", event.body);
+    }
 }

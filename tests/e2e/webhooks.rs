@@ -36,10 +36,10 @@ type Behavior = Arc<Mutex<Box<dyn FnMut(&Value, usize) -> Response + Send>>>;
 
 /// An event as received.
 #[derive(Debug, Clone)]
-struct ReceivedEvent {
+pub struct ReceivedEvent {
     id: String,
     headers: HeaderMap,
-    body: String,
+    pub body: String,
 }
 
 impl ReceivedEvent {
@@ -48,7 +48,7 @@ impl ReceivedEvent {
     }
 
     /// Returns the user and status of the event's claim.
-    fn summary(&self) -> String {
+    pub fn summary(&self) -> String {
         let claim = &self.json()["data"]["claim"];
         format!("{} {}", claim["user_id"].as_str().unwrap(), claim["status"].as_str().unwrap())
     }
@@ -60,7 +60,7 @@ impl ReceivedEvent {
 
 /// A receiver that accepts every event by default.
 #[derive(Clone)]
-struct Receiver {
+pub struct Receiver {
     url: String,
     received: Arc<Mutex<Vec<ReceivedEvent>>>,
     behavior: Behavior,
@@ -69,7 +69,7 @@ struct Receiver {
 }
 
 impl Receiver {
-    async fn start() -> Self {
+    pub async fn start() -> Self {
         let listener = TcpListener::bind((free_address().ip(), 0)).await.unwrap();
         let receiver = Self::at(&format!("http://{}", listener.local_addr().unwrap()));
         let routes = receiver.routes();
@@ -96,7 +96,7 @@ impl Receiver {
         *self.behavior.lock().unwrap() = Box::new(behavior);
     }
 
-    fn received(&self) -> Vec<ReceivedEvent> {
+    pub fn received(&self) -> Vec<ReceivedEvent> {
         self.received.lock().unwrap().clone()
     }
 
@@ -135,7 +135,7 @@ fn status(code: u16) -> Response {
     StatusCode::from_u16(code).unwrap().into_response()
 }
 
-fn options_for(receivers: &[&Receiver]) -> CoreOptions {
+pub fn options_for(receivers: &[&Receiver]) -> CoreOptions {
     let hosts: Vec<_> = receivers.iter().map(|receiver| receiver.host()).collect();
     CoreOptions::default().with("CLAIMGATE_WEBHOOK_HOSTS", hosts.join(","))
 }
@@ -145,7 +145,7 @@ async fn create(core: &Core, body: Value) -> Reply {
 }
 
 /// Creates a webhook, and returns its id and secret.
-async fn webhook(core: &Core, receiver: &Receiver) -> (String, String) {
+pub async fn webhook(core: &Core, receiver: &Receiver) -> (String, String) {
     let made = create(core, json!({"url": receiver.url})).await.expect(201).json();
     let text = |name: &str| made[name].as_str().unwrap_or_else(|| panic!("{made}")).to_owned();
     (text("id"), text("secret"))
