@@ -1,5 +1,5 @@
 //! Campaigns with codes while random processes are killed every 300 ms: callers claim, replay, return, and
-//! look at their codes at every core, more codes are added, and SQL loses its last transactions.
+//! look at their codes at every core, more codes are added, and SQL loses its last transactions, or Redis the campaign.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
@@ -18,6 +18,7 @@ use support::wait::{holds, until_status};
 use support::{Core, SOON, eventually};
 use tokio::time::sleep;
 
+use crate::extended::unlink;
 use crate::fixture::Fixture;
 use crate::random_kills::{Addresses, kill_repeatedly};
 use crate::tally::{Row, say};
@@ -28,11 +29,13 @@ const ROUNDS: u32 = 2;
 const CODES: u32 = 4_000;
 /// Number of callers of a round. Together they claim all codes added so far.
 const CALLERS: u32 = 400;
-/// Minimum number of claims whose codes are shown in a round, before SQL forgets some.
+/// Minimum number of claims whose codes are shown in a round, before a store loses data.
 const SHOWN_MIN: usize = 200;
 /// Maximum number of codes in one file.
 const FILE_MAX: u32 = 50_000;
 const PAUSE: Duration = Duration::from_millis(200);
+const NUMBERED_REVOKED: &str = "SELECT COUNT(*) FROM claims WHERE campaign_id = $1 \
+    AND status = 'revoked' AND first_code IS NOT NULL";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_cores_give_no_code_twice_while_processes_are_killed() {
@@ -78,9 +81,12 @@ async fn rounds(mut fixture: Fixture, row: Row) {
         let kills = async {
             let killed = kill_repeatedly(&mut fixture, &storm.addresses, &row, &mut rng).await;
             winners.until_shown(shown_before + SHOWN_MIN).await;
+            row.fault();
             if round % 2 == 0 {
-                row.fault();
                 fixture.sql.restore_tables().await;
+            } else {
+                // A relay that has read entries may write their claims as revoked.
+                unlink(&fixture, &["campaign", "users", "claims", "holds", "outbox", "codes"]).await;
             }
             storm.until_looked_again().await;
             storm.over.store(true, Ordering::Relaxed);
@@ -231,7 +237,7 @@ impl Storm<'_> {
         let Some(reply) = self.call(Method::GET, &format!("/internal/v1/claims/{id}"), None).await else {
             return;
         };
-        // A claim that SQL has just lost may be unknown until it is restored from Redis.
+        // A claim that a store has just lost may be unknown until it is restored from the other.
         let codes: Vec<String> =
             serde_json::from_value(reply.json()["claim"]["codes"].clone()).unwrap_or_default();
         if !codes.is_empty() {
@@ -294,7 +300,7 @@ async fn judge(fixture: &Fixture, winners: &Winners, total: u32) -> usize {
             assert!(seen.as_ref().is_none_or(|seen| seen == id), "{code} of {id} was shown for {seen:?}");
         }
     }
-    let returned = winners.returned.lock().unwrap();
+    let returned = winners.returned.lock().unwrap().clone();
     for (id, codes) in winners.shown.lock().unwrap().iter().filter(|(id, _)| !returned.contains(*id)) {
         assert_eq!(
             claims.get(id).map(|(_, codes)| codes),
@@ -303,6 +309,7 @@ async fn judge(fixture: &Fixture, winners: &Winners, total: u32) -> usize {
         );
     }
     assert!(owners.len() <= total as usize, "{} units of {total} are granted", owners.len());
+    assert_eq!(fixture.sql.number(NUMBERED_REVOKED, "demo").await, 0, "revoked claims with code numbers");
     owners.len()
 }
 

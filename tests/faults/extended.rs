@@ -62,7 +62,8 @@ async fn is_extended(fixture: &Fixture, user: &str) {
     assert_eq!(of_user.map(|(_, expires_at)| *expires_at), row.expires_at, "{user}: {due:?}");
 }
 
-async fn unlink(fixture: &Fixture, keys: &[&str]) {
+/// Removes these keys of the campaign from Redis.
+pub async fn unlink(fixture: &Fixture, keys: &[&str]) {
     let keys: Vec<_> = keys.iter().map(|what| key("demo", what)).collect();
     let words: Vec<_> = std::iter::once("UNLINK").chain(keys.iter().map(String::as_str)).collect();
     fixture.redis().await.query::<u64>(&words).await;
