@@ -24,7 +24,7 @@ use crate::session::Session;
 pub const GROUP: Group = Group {
     name: "codes",
     about: "adding codes, the relay and claims with and without codes, and when a winner can read a code",
-    figures: &[ADDED, SQLITE, POSTGRES, CLAIMS, READABLE],
+    figures: &[ADDED, SQLITE, POSTGRES, CLAIMS, READABLE, MEANWHILE],
     parts: &[Cost::once(12.0), Cost::of(1.5, 4.5, 0.0), Cost::once(20.0)],
     run: |session| Box::pin(run(session)),
 };
@@ -37,12 +37,12 @@ const POSTGRES: &Definition =
 const CLAIMS: &Definition = &Definition::at_least("claims with ÷ without codes", Unit::Ratio, 0.95).once();
 const READABLE: &Definition =
     &Definition::at_most("p95 until a winner can read the code, 10,000 claims/s", Unit::Seconds, 1.0).once();
+const MEANWHILE: &Definition =
+    &Definition::info("claims while winners read codes, of 10,000/s", Unit::PerSecond).once();
 
 const MILLION: u32 = 1_000_000;
 /// Number of claims whose relay is measured.
 const RELAYED: u32 = 50_000;
-/// Number of codes for the loads over HTTP, more than a load claims.
-const LOAD_CODES: u32 = 150_000;
 const RATE: f64 = 10_000.0;
 const CONNECTIONS: usize = 256;
 /// Time between two winners whose code is read.
@@ -102,10 +102,11 @@ async fn claims(session: &mut Session) -> anyhow::Result<()> {
         session.begin_round();
         let (connections, pace) = (session.options.connections, Pace::Closed(length(session)));
         let without = server.claims(session, connections, pace).await?.tally.per_second();
-        let mut campaigns = Campaigns::one(server.campaign_with_codes(LOAD_CODES).await?.0);
+        let codes = codes_for(without, length(session));
+        let mut campaigns = Campaigns::one(server.campaign_with_codes(codes).await?.0);
         let with = server.claims_of(session, &mut campaigns, connections, pace).await?.tally.per_second();
 
-        let (campaign, _) = server.campaign_with_codes(LOAD_CODES).await?;
+        let (campaign, _) = server.campaign_with_codes(codes_for(RATE, length(session))).await?;
         let samples = winners(&server, &campaign, length(session));
         let pace = Pace::Open(RATE, length(session));
         // The sampled winners are not part of the load, so its claims are counted without the checks of `claims_of`.
@@ -120,8 +121,15 @@ async fn claims(session: &mut Session) -> anyhow::Result<()> {
         ));
         session.add(CLAIMS, with / without);
         session.add(READABLE, p95);
+        session.add(MEANWHILE, tally.per_second());
     }
     Ok(())
+}
+
+/// Returns a number of codes that a load at this rate does not use up, even if it is half as fast again.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a positive number, far below 2^32
+fn codes_for(per_second: f64, length: Duration) -> u32 {
+    (1.5 * per_second * length.as_secs_f64()) as u32
 }
 
 /// Wins a claim every [`SAMPLE_EVERY`] for `length`. Returns the seconds until each winner's lookup had a code.
