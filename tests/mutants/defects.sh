@@ -467,6 +467,14 @@ defect runs_of_any_number_of_codes core/src/jobs/outbox_relay.rs \
 defect codes_of_lost_claims_left_over core/src/store/sql/restored_codes.rs \
     'not_shown.retain(|number, _| !shown.contains_key(number));' 'not_shown.clear();' \
     faults lost_codes::numbers_of_lost_claims
+defect imported_claims_without_codes core/src/store/sql/outbox_writer.rs \
+    '        self.number(&mut transaction, campaign, &mut locked, &mut rows).await?;
+        self.write_and_commit(transaction, &[(campaign' \
+    '        self.write_and_commit(transaction, &[(campaign' \
+    faults codes_without_the_relay::imported
+defect late_confirmations_without_codes core/src/store/sql/transition.rs \
+    'if after.status == ClaimStatus::Granted {' 'if false {' \
+    faults codes_without_the_relay::a_claim_confirmed
 defect codes_given_after_a_reload core/src/engine/stores.rs \
     'let target = handle.target(campaign);' 'let campaign = handle.campaign(); let target = handle.target(&campaign);' \
     interleavings codes_read_before_a_reload
