@@ -3,8 +3,8 @@
 import { fold } from "./folds.js";
 import { hasRole } from "./roles.js";
 import { $, clock, element, fill, minute, number, rate, show, words } from "./display.js";
+import { NO_TREND, PARTS, trendOf } from "./trends.js";
 
-const TREND_MAX = 60;
 const STATES = ["open", "sold_out", "paused", "scheduled", "ended"];
 // The links of each campaign, besides the one to its page, and the role that each needs; `isFor`: only for such campaigns.
 const LINKS = [
@@ -19,9 +19,7 @@ export function showCampaigns(listed, { total, role, pageUrl, act }) {
 	const text = $("find").value.trim().toLowerCase();
 	for (const campaign of listed) {
 		const row = rows.get(campaign.id) ?? build(campaign.id, pageUrl, act);
-		if (row.campaign !== campaign) row.trend.push(campaign.claims_per_s ?? null);
-		if (row.trend.length > TREND_MAX) row.trend.shift();
-		row.campaign = campaign;
+		Object.assign(row, { campaign, ...(campaign.as_of ? NO_TREND : trendOf(campaign.id)) });
 	}
 	const ids = new Set(listed.map(({ id }) => id));
 	for (const [id, row] of rows) if (!ids.has(id)) drop(id, row);
@@ -55,7 +53,7 @@ function showNotes(listed, total, shown, text) {
 
 // Sorts by state, then by activity in powers of ten, so that rows rarely move.
 function arranged() {
-	const busy = ({ trend }) => Math.ceil(Math.log10(1 + Math.max(...trend)));
+	const busy = ({ peak }) => Math.ceil(Math.log10(1 + peak));
 	const order = ({ campaign }) => STATES.indexOf(campaign.state);
 	return [...rows.values()].sort((one, other) => order(one) - order(other) || busy(other) - busy(one) || (one.campaign.id < other.campaign.id ? -1 : 1));
 }
@@ -84,7 +82,7 @@ function build(id, pageUrl, act) {
 	const buttons = Object.fromEntries(["turn", "add", "end"].map((kind) => [kind, element("button", { type: "button", className: kind })]));
 	const head = element("th", { scope: "row", role: "rowheader" }, more);
 	const cells = { state: cell("", state, note), speed: cell("wide speed", speed, line), left: cell("left", left, " ", of, meter), backlog: cell("backlog", backlog), actions: cell("actions", ...Object.values(buttons)) };
-	const row = { row: element("tr", { role: "row" }, head, ...Object.values(cells)), trend: [], name, link, links, rules, state, note, speed, line, left, of, meter, backlog, buttons, cells };
+	const row = { row: element("tr", { role: "row" }, head, ...Object.values(cells)), name, link, links, rules, state, note, speed, line, left, of, meter, backlog, buttons, cells };
 	row.row.dataset.id = id;
 	buttons.turn.onclick = () => act(row.campaign.state === "paused" ? "resume" : "pause", row.campaign);
 	buttons.add.onclick = () => act("add", row.campaign);
@@ -156,7 +154,7 @@ const SVG = "http://www.w3.org/2000/svg";
 
 function trendLine() {
 	const svg = document.createElementNS(SVG, "svg");
-	svg.setAttribute("viewBox", "0 0 60 16");
+	svg.setAttribute("viewBox", `0 0 ${PARTS} 16`);
 	svg.setAttribute("preserveAspectRatio", "none");
 	svg.setAttribute("aria-hidden", "true");
 	svg.append(document.createElementNS(SVG, "polyline"));
@@ -164,7 +162,7 @@ function trendLine() {
 }
 
 function drawTrend(svg, trend) {
-	const most = Math.max(1, ...trend);
-	const points = trend.flatMap((value, at) => (value === null ? [] : [`${TREND_MAX - trend.length + at},${15 - (14 * value) / most}`]));
+	const most = Math.max(1, ...trend.values());
+	const points = [...trend].map(([part, per_s]) => `${part},${15 - (14 * per_s) / most}`);
 	svg.firstChild.setAttribute("points", points.join(" "));
 }

@@ -1,9 +1,10 @@
-// Two charts of the data since the page was opened, each with a table for screen readers.
+// Two charts of the last hour or minutes, each with a table for screen readers.
 
 import { $, clock, element, fill, number, rate, show, words } from "./display.js";
+import { isWholeHour, SPAN_S_MIN, shownSeries, switchSpan } from "./trends.js";
 
 const { uPlot } = globalThis;
-const POINTS_MAX = 900, AGE_S_MAX = 3600, SPAN_S_MIN = 60, GAP_S = 4, HEIGHT = 200, TABLE_ROWS = 12, TABLE_STEP = 10;
+const HEIGHT = 200, TABLE_ROWS = 12;
 
 // Steps between the labels of an axis. No two labels may be equal: times are shown in seconds or minutes, numbers with
 // one decimal.
@@ -15,31 +16,19 @@ const CHARTS = [
 	{ id: "outbox", title: "chartOutbox", steps: stepsFrom(0), series: [["seriesOutbox", "--blue", "outbox"]] },
 ];
 
-// Times in seconds, and the values at each time.
-const history = { time: [], granted: [], refused: [], outbox: [] };
 const drawn = new Map();
 
-export function record(at, values) {
-	const last = history.time.at(-1);
-	if (at <= last) return;
-	if (at - last > GAP_S) push(last + 1, {}); // a gap: no line across missing data
-	push(at, values);
-}
-
-function push(at, values) {
-	history.time.push(at);
-	for (const name of ["granted", "refused", "outbox"]) history[name].push(values[name] ?? null);
-	while (history.time.length > POINTS_MAX || history.time[0] < at - AGE_S_MAX) for (const list of Object.values(history)) list.shift();
-}
+const dataOf = ({ series }) => shownSeries(series.map(([, , name]) => name));
 
 export function drawCharts() {
 	for (const chart of CHARTS) {
-		const parts = drawn.get(chart.id) ?? build(chart);
-		parts.plot.setData(dataOf(chart));
-		for (const [at, [, , name]] of chart.series.entries()) {
-			const known = history[name].filter((value) => value !== null);
-			show(parts.legend.children[at].lastChild, known.length ? fill(words().chartNow, { now: rate(history[name].at(-1)), most: rate(Math.max(...known)) }) : "–");
+		const parts = drawn.get(chart.id) ?? build(chart), data = dataOf(chart);
+		parts.plot.setData(data);
+		for (const [at, values] of data.slice(1).entries()) {
+			const known = values.filter((value) => value !== null);
+			show(parts.legend.children[at].lastChild, known.length ? fill(words().chartNow, { now: rate(values.at(-1)), most: rate(Math.max(...known)) }) : "–");
 		}
+		show(parts.span, isWholeHour() ? words().showMinutes : words().showHour);
 		if (parts.details.open) fillTable(chart, parts.rows);
 	}
 }
@@ -53,8 +42,6 @@ export function redrawCharts() {
 	drawn.clear();
 }
 
-const dataOf = ({ series }) => [history.time, ...series.map(([, , name]) => history[name])];
-
 function build(chart) {
 	const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 	const legend = element("ul", { className: "legend" }, ...chart.series.map(([label, mark]) => element("li", { className: mark.slice(2) }, element("span", { textContent: `${words()[label]} ` }), element("span"))));
@@ -63,7 +50,9 @@ function build(chart) {
 	const head = element("tr", {}, ...["time", ...chart.series.map(([label]) => label)].map((label) => element("th", { scope: "col", textContent: words()[label] })));
 	const details = element("details", {}, element("summary", { textContent: words().asTable }), element("table", {}, element("thead", {}, head), rows));
 	details.ontoggle = () => fillTable(chart, rows);
-	const figure = element("figure", { className: "panel", id: `chart-${chart.id}` }, element("figcaption", {}, element("h2", { textContent: words()[chart.title] }), legend), place, details);
+	const span = element("button", { type: "button", className: "link", onclick: changeSpan });
+	const heading = element("div", { className: "heading" }, element("h2", { textContent: words()[chart.title] }), span);
+	const figure = element("figure", { className: "panel", id: `chart-${chart.id}` }, element("figcaption", {}, heading, legend), place, details);
 	$("charts").append(figure);
 	const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
 	const line = ([, mark]) => ({ stroke: colour(mark), fill: `${colour(mark)}1f`, width: 2, points: { show: false } });
@@ -76,7 +65,7 @@ function build(chart) {
 	new ResizeObserver(() => {
 		if (place.clientWidth) plot.setSize({ width: place.clientWidth, height: HEIGHT }); // otherwise it is folded
 	}).observe(place);
-	const parts = { plot, figure, legend, details, rows };
+	const parts = { plot, figure, span, legend, details, rows };
 	drawn.set(chart.id, parts);
 	return parts;
 }
@@ -84,11 +73,17 @@ function build(chart) {
 // Shows seconds only if a label needs them.
 const timesOf = (_, splits) => splits.map((at) => (splits.every((one) => one % 60 === 0) ? clock(at * 1000).slice(0, 5) : clock(at * 1000)));
 
+function changeSpan() {
+	switchSpan();
+	drawCharts();
+}
+
 function fillTable(chart, rows) {
-	const lines = [];
-	for (let at = history.time.length - 1; at >= 0 && lines.length < TABLE_ROWS; at -= TABLE_STEP) {
-		const cells = chart.series.map(([, , name]) => element("td", { textContent: rate(history[name][at]) }));
-		lines.push(element("tr", {}, element("th", { scope: "row", textContent: clock(history.time[at] * 1000) }), ...cells));
-	}
-	rows.replaceChildren(...lines);
+	const [times, ...series] = dataOf(chart);
+	const last = times.at(-1), step = (last - times[0]) / TABLE_ROWS;
+	const indexes = new Set(Array.from({ length: TABLE_ROWS }, (_, row) => times.findLastIndex((at) => at <= last - row * step)));
+	rows.replaceChildren(...[...indexes].map((index) => {
+		const cells = series.map((values) => element("td", { textContent: rate(values[index]) }));
+		return element("tr", {}, element("th", { scope: "row", textContent: clock(times[index] * 1000) }), ...cells);
+	}));
 }

@@ -3,12 +3,13 @@
 import { ask, closeQuestion, showQuestion } from "./actions.js";
 import { forgetCampaigns, searchedId, showCampaigns } from "./campaigns.js";
 import { closeClaims, openClaims } from "./claims.js";
-import { drawCharts, record, redrawCharts } from "./charts.js";
+import { drawCharts, redrawCharts } from "./charts.js";
 import { foldAll } from "./folds.js";
 import { closeForm, openForm, showForm } from "./form.js";
 import { closeHistory, openHistory, showHistory } from "./history.js";
 import { closeReport, openReport, showReport } from "./report.js";
 import { follow } from "./stream.js";
+import { record, recordPast } from "./trends.js";
 import { $, age, clock, element, fill, moment, number, rate, show, showFixedTexts, switchLanguage, words } from "./display.js";
 
 const STALE_MS = 3500, SEARCH_MS = 2000, REASONS_MAX = 8, STORED = "claimgate:admin-token";
@@ -65,7 +66,8 @@ function onEvent(name, data) {
 		store(token);
 		render();
 		if (isNew) $("board").focus();
-	} else if (name === "snapshot") onSnapshot(data);
+	} else if (name === "trends") recordPast(data);
+	else if (name === "snapshot") onSnapshot(data);
 }
 
 function onSnapshot(data) {
@@ -73,7 +75,8 @@ function onSnapshot(data) {
 	receivedAt = performance.now();
 	if (data.audit) known = { at: data.at, audit: data.audit };
 	const refused = data.refusals.by_reason.reduce((sum, { per_s }) => (per_s === null ? sum : (sum ?? 0) + per_s), data.refusals.by_reason.length ? null : 0);
-	record(Math.round(Date.parse(data.at) / 1000), { granted: data.campaigns.claims_per_s, refused, outbox: data.outbox?.events });
+	const { claims_per_s, listed } = data.campaigns;
+	record(data.at, { granted: claims_per_s, refused, outbox: data.outbox?.events }, listed.map((one) => [one.id, one.claims_per_s]));
 	lookUpSearched();
 	render();
 }

@@ -25,7 +25,7 @@ use crate::store::redis::scripts::calls::{
     WantedClaim,
 };
 use crate::store::redis::scripts::replies::{
-    Counters, Decided, Ready, SoldOutReply, TransitionReply, UserReply,
+    Counters, Decided, Ready, SoldOutReply, TransitionReply, UserReply, Verdict,
 };
 use crate::store::redis::{RedisStore, RedisStoreError, Session};
 use crate::store::sql::SqlStore;
@@ -68,6 +68,9 @@ impl Stores {
         let outbox_max = self.redis.outbox_max();
         let call = Claim { zone: &campaign.zone, wanted, outbox_max, trace: trace.as_deref() };
         let decided = self.call(handle, &call).await?;
+        if let Some(first) = first_sequence(&decided) {
+            handle.begin_count(first.saturating_sub(1));
+        }
         handle.observe(decided.high_water_mark());
         handle.record_decision();
         if let Some(left) = decided.hold_due_in() {
@@ -100,7 +103,9 @@ impl Stores {
         handle: &CampaignHandle,
         id: Option<&ClaimId>,
     ) -> Result<(Counters, Option<ClaimRecord>), StoreError> {
-        self.call(handle, &Read { id }).await
+        let (counters, claim) = self.call(handle, &Read { id }).await?;
+        handle.begin_count(counters.sequence);
+        Ok((counters, claim))
     }
 
     /// Returns the campaign's counters if all of its keys are complete, the codes as well.
@@ -276,4 +281,12 @@ impl Stores {
         handle.mark_synced(session.run());
         Ok(())
     }
+}
+
+/// Returns the sequence number of the first new claim in a batch.
+fn first_sequence(decided: &Decided) -> Option<u64> {
+    decided.verdicts.iter().find_map(|verdict| match verdict {
+        Verdict::Granted { sequence, .. } => Some(*sequence),
+        _ => None,
+    })
 }

@@ -19,7 +19,7 @@ macro_rules! file {
     };
 }
 
-const FILES: [(&str, &str, &str); 20] = [
+const FILES: [(&str, &str, &str); 21] = [
     file!("/", "index.html", "text/html; charset=utf-8"),
     file!("/favicon.svg", "favicon.svg", "image/svg+xml"),
     file!("/dashboard/page.css", "page.css", "text/css; charset=utf-8"),
@@ -37,6 +37,7 @@ const FILES: [(&str, &str, &str); 20] = [
     file!("/dashboard/history.js", "history.js", "text/javascript; charset=utf-8"),
     file!("/dashboard/roles.js", "roles.js", "text/javascript; charset=utf-8"),
     file!("/dashboard/folds.js", "folds.js", "text/javascript; charset=utf-8"),
+    file!("/dashboard/trends.js", "trends.js", "text/javascript; charset=utf-8"),
     file!("/dashboard/charts.js", "charts.js", "text/javascript; charset=utf-8"),
     file!("/dashboard/uPlot.iife.min.js", "uPlot.iife.min.js", "text/javascript; charset=utf-8"),
     file!("/dashboard/uPlot.min.css", "uPlot.min.css", "text/css; charset=utf-8"),

@@ -1,9 +1,11 @@
-//! The snapshot of core and its campaigns that the dashboard shows.
+//! The snapshot of core and its campaigns that the dashboard shows, and the last hour with which its charts begin.
+
+use std::collections::BTreeMap;
 
 use serde::Serialize;
 
 use super::replication::ReplicationView;
-use crate::{CampaignView, Timestamp};
+use crate::{CampaignId, CampaignView, Timestamp};
 
 /// Core and its campaigns at one point in time.
 #[derive(Debug, Serialize)]
@@ -169,4 +171,27 @@ pub struct LiveRefusal {
     pub at_edges: u64,
     /// Number of claims per second; `null` until known.
     pub per_s: Option<f64>,
+}
+
+/// The last hour in one core's memory.
+#[derive(Debug, Serialize)]
+pub struct LiveTrends {
+    /// Samples, oldest first: one every 5 s, fewer than an hour's after a start of core.
+    pub samples: Vec<TrendSample>,
+    /// Claims granted or held per second on the busiest campaigns, at most 100. The values belong to the newest
+    /// samples.
+    pub campaigns: BTreeMap<CampaignId, Vec<f32>>,
+}
+
+/// The averages of the seconds before a point in time.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct TrendSample {
+    /// When the sample was taken, by this core's clock.
+    pub at: Timestamp,
+    /// Claims granted or held per second on all campaigns; `null` while no Redis is available.
+    pub claims_per_s: Option<f32>,
+    /// Claims refused per second by this core, and by edges that reported them to this core.
+    pub refusals_per_s: f32,
+    /// Events not yet written to SQL; `null` while no Redis is available.
+    pub outbox_events: Option<u64>,
 }

@@ -10,6 +10,7 @@ mod layout;
 mod live;
 mod page;
 mod report;
+mod trends;
 
 use std::future::Future;
 use std::time::Duration;

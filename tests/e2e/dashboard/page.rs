@@ -488,8 +488,10 @@ fn the_dashboard_is_usable_by_keyboard() {
         page.key(ENTER).await;
         page.until(FOCUS, "board").await;
         page.until(&cell("keys", ".left b"), "10").await;
-        // The tables of two charts, the search field, then the campaign's claims, report, history and first change.
-        for focused in ["SUMMARY", "SUMMARY", "INPUT", "BUTTON", "BUTTON", "BUTTON", "BUTTON"] {
+        // The span and the table of two charts, the search field, then the campaign's claims, report, history and first
+        // change.
+        let charts = ["BUTTON", "SUMMARY", "BUTTON", "SUMMARY"];
+        for focused in charts.into_iter().chain(["INPUT", "BUTTON", "BUTTON", "BUTTON", "BUTTON"]) {
             page.key(TAB).await;
             assert_eq!(page.eval("document.activeElement.tagName").await, focused);
             assert_eq!(page.eval("getComputedStyle(document.activeElement).outlineStyle").await, "solid");

@@ -1,5 +1,6 @@
 // Fakes the answers of core for the `state` in the page's URL, so that each state of the dashboard can be
-// shown. The charts get their history immediately, as if the page had been open for five minutes.
+// shown. The charts get an hour immediately, as if core had run for that long and the page had been open for the last
+// five minutes.
 
 (() => {
 	const state = new URLSearchParams(location.search).get("state");
@@ -66,6 +67,9 @@
 		campaigns: { ...snapshot.campaigns, claims_per_s: snapshot.campaigns.claims_per_s === null ? null : snapshot.campaigns.claims_per_s * wave(offset) * Math.min(1, (300 + offset) / 40), listed: snapshot.campaigns.listed.map((one) => ({ ...one, claims_per_s: one.claims_per_s && one.claims_per_s * wave(offset) })) },
 		refusals: { ...snapshot.refusals, by_reason: snapshot.refusals.by_reason.map((one) => ({ ...one, per_s: one.per_s && one.per_s * wave(offset + 9) })) },
 	});
+	const steps = Array.from({ length: 660 }, (_, step) => step * 5 - 3600);
+	const earlier = (offset) => ({ at: at(offset), claims_per_s: snapshot.campaigns.total * wave(offset), refusals_per_s: 0.5 * wave(offset), outbox_events: 0 });
+	const trends = () => ({ samples: steps.map(earlier), campaigns: { members: steps.map(wave) } });
 	let streams = 0;
 	window.fetch = async (url) => {
 		if (!url.endsWith("/live")) return new Response(JSON.stringify({ code: "campaign_not_found" }), { status: 404 });
@@ -74,6 +78,7 @@
 		const stream = new ReadableStream({
 			start(events) {
 				events.enqueue(event("watcher", { name: "ada", role: "admin", version: "0.1.0", page_url: "https://claims.example.com" }));
+				if (state !== "fresh") events.enqueue(event("trends", trends()));
 				for (let offset = state === "fresh" ? -1 : -300; offset <= 0; offset++) events.enqueue(event("snapshot", offset ? before(offset) : { ...snapshot, at: at(0) }));
 				if (state === "lost") setTimeout(() => events.close(), 300);
 				else timers.push(setInterval(() => {

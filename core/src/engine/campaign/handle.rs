@@ -24,6 +24,8 @@ pub struct CampaignHandle {
     pub keys: Keys,
     rules: RwLock<Arc<Campaign>>,
     sequence: AtomicU64,
+    /// The sequence up to which [`Self::take_new_claims`] has counted; `u64::MAX` until [`Self::begin_count`].
+    sampled_sequence: AtomicU64,
     events: AtomicU64,
     /// Claims that Redis has answered for this core.
     answered: AtomicU64,
@@ -80,6 +82,7 @@ impl CampaignHandle {
         Self {
             keys: Keys::of(&campaign.id),
             sequence: AtomicU64::new(campaign.high_water_mark.sequence),
+            sampled_sequence: AtomicU64::new(u64::MAX),
             events: AtomicU64::new(campaign.high_water_mark.events),
             answered: AtomicU64::new(0),
             backlog: AtomicU64::new(0),
@@ -179,9 +182,10 @@ impl CampaignHandle {
         }
     }
 
-    /// Works like [`Self::mark_ready`], without logging: the caller logs that it has loaded or adopted the
-    /// campaign.
+    /// Works like [`Self::mark_ready`] for a campaign that was just loaded or adopted, without logging: the caller logs
+    /// that.
     pub fn mark_loaded(&self) {
+        self.begin_count(self.high_water_mark().sequence);
         self.set_ready();
     }
 
@@ -312,6 +316,19 @@ impl CampaignHandle {
         self.answered.load(Ordering::Relaxed)
     }
 
+    /// Begins the count of new claims after `sequence`, which this core's first call on the campaign in Redis has
+    /// found. Until then, a rise may only mean that SQL lagged behind. Later calls change nothing.
+    pub fn begin_count(&self, sequence: u64) {
+        let sampled = &self.sampled_sequence;
+        let _ = sampled.compare_exchange(u64::MAX, sequence, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Returns the number of claims granted or held since the last call, by all cores, as far as this core knows.
+    pub fn take_new_claims(&self) -> u64 {
+        let sequence = self.sequence.load(Ordering::Acquire);
+        sequence.saturating_sub(self.sampled_sequence.fetch_max(sequence, Ordering::AcqRel))
+    }
+
     /// Records how many events are not yet in SQL.
     pub fn record_backlog(&self, events: u64) {
         self.backlog.store(events, Ordering::Relaxed);
@@ -360,6 +377,10 @@ impl CampaignHandle {
 
     /// Replaces the stored campaign with `campaign`, read from the database, unless `campaign` is older.
     pub fn update(&self, campaign: Campaign) {
+        if may_have_imported(&self.campaign(), &campaign) {
+            // Imported claims are not new.
+            self.sampled_sequence.fetch_max(campaign.high_water_mark.sequence, Ordering::AcqRel);
+        }
         self.observe(campaign.high_water_mark);
         let mut rules = self.rules.write();
         let order = (campaign.epoch, campaign.version).cmp(&(rules.epoch, rules.version));
@@ -378,18 +399,66 @@ impl CampaignHandle {
     }
 }
 
+/// Returns whether claims may have been imported between the rows `before` and `after`. An import evicts the campaign,
+/// and raises its epoch and version; a core may miss the eviction.
+fn may_have_imported(before: &Campaign, after: &Campaign) -> bool {
+    before.evicted.is_some() || (after.epoch > before.epoch && after.version > before.version)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::domain::campaign::Evicted;
     use crate::domain::campaign_change::NewCampaign;
 
+    fn created() -> Campaign {
+        let new = NewCampaign::parse(br#"{"id":"c","name":"x","starts_at":"2026-01-01T00:00:00Z"}"#).unwrap();
+        new.created_at(crate::clock::now()).unwrap()
+    }
+
+    fn with_sequence(sequence: u64) -> Campaign {
+        Campaign { high_water_mark: HighWaterMark { sequence, events: 0 }, ..created() }
+    }
+
+    #[test]
+    fn claims_before_the_first_read_of_redis_are_not_new() {
+        let handle = CampaignHandle::new(with_sequence(3), Arc::default());
+        handle.update(with_sequence(5));
+        assert_eq!(handle.take_new_claims(), 0, "SQL catches up");
+        handle.begin_count(10);
+        handle.update(with_sequence(8));
+        assert_eq!(handle.take_new_claims(), 0, "Redis had these claims");
+        handle.update(with_sequence(12));
+        handle.begin_count(12);
+        assert_eq!(handle.take_new_claims(), 2);
+    }
+
+    #[test]
+    fn imported_claims_are_not_new() {
+        let counting = || {
+            let handle = CampaignHandle::new(with_sequence(10), Arc::default());
+            handle.begin_count(10);
+            handle
+        };
+        let (importer, other) = (counting(), counting());
+        let evicted = Some(Evicted { taken: 10, sequence: 10 });
+        let before = with_sequence(10);
+        let (epoch, version) = (before.epoch.next(), before.version.next());
+        importer.update(Campaign { version, epoch, evicted, ..before });
+        for handle in [importer, other] {
+            handle.update(Campaign { epoch: epoch.next(), version, ..with_sequence(1_000_010) });
+            assert_eq!(handle.take_new_claims(), 0);
+            handle.update(Campaign { epoch: epoch.next(), version, ..with_sequence(1_000_011) });
+            assert_eq!(handle.take_new_claims(), 1);
+        }
+    }
+
     #[test]
     fn an_older_row_changes_at_most_the_archive_mark() {
-        let new = NewCampaign::parse(br#"{"id":"c","name":"x","starts_at":"2026-01-01T00:00:00Z"}"#).unwrap();
-        let row = |taken, archived| {
-            let campaign = new.clone().created_at(crate::clock::now()).unwrap();
-            Campaign { evicted: Some(Evicted { taken, sequence: 10 }), archived, ..campaign }
+        let row = |taken, archived| Campaign {
+            evicted: Some(Evicted { taken, sequence: 10 }),
+            archived,
+            ..created()
         };
         let handle = CampaignHandle::new(row(10, false), Arc::default());
         let mark_and_taken = || (handle.campaign().archived, handle.campaign().evicted.unwrap().taken);

@@ -86,6 +86,14 @@ impl ThisCore {
         }
     }
 
+    /// Returns the number of claims that this core has refused since its start, and of those that edges have
+    /// refused and reported to it.
+    pub(super) fn refused(&self) -> u64 {
+        let own =
+            metrics::results().into_iter().filter(|(result, _)| !NOT_REFUSED.contains(&result.as_str()));
+        own.map(|(_, count)| count).chain(self.refusals.by_reason().into_values()).sum()
+    }
+
     /// Returns the current state of this core, and the `others` from SQL, each with the time since its last
     /// report.
     pub(super) fn with(&self, others: Option<Vec<(CoreRow, Duration)>>) -> Vec<(CoreRow, Duration)> {

@@ -1,16 +1,21 @@
-//! Publishes live snapshots: at most one per second, shared by all subscribers.
+//! Publishes live snapshots: at most one per second, shared by all subscribers. Keeps the last hour for the charts.
 
 pub mod campaigns;
 pub mod cores;
 pub mod snapshot;
+pub mod trends;
 
 use std::sync::Arc;
 
 use tokio::sync::{Notify, watch};
 
+use self::trends::Trends;
+
 /// Publishes snapshots to subscribers.
 #[derive(Debug, Default)]
 pub struct Live {
+    /// The last hour.
+    pub trends: Trends,
     published: watch::Sender<Published>,
     wanted: Notify,
 }

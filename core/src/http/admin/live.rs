@@ -42,12 +42,13 @@ impl Watcher {
 
 /// Streams the state of campaigns, outbox, Redis, SQL and cores once a second, as server-sent events.
 ///
-/// The first event, `watcher`, describes the caller; each `snapshot` after it has the complete state. The
-/// stream ends when core stops, or when the caller's token is no longer valid.
+/// The first event, `watcher`, describes the caller, and `trends` has the last hour in this core's memory. Each
+/// `snapshot` after them has the complete state. The stream ends when core stops, or when the caller's token is
+/// no longer valid.
 #[utoipa::path(
     get, path = "/admin/v1/live", tag = "admin", operation_id = "watchLive",
     responses(
-        (status = 200, description = "Events: one `watcher`, then one `snapshot` a second with this as its `data`",
+        (status = 200, description = "Events: one `watcher`, one `trends`, then one `snapshot` a second with this as its `data`",
             body = LiveSnapshot, content_type = "text/event-stream"),
     ),
     security(("adminToken" = ["viewer"])),
@@ -59,15 +60,20 @@ pub async fn watch(
     headers: HeaderMap,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, ApiError> {
     let permit = state.watcher_permit()?;
-    let first =
-        Event::default().event("watcher").json_data(Watcher::of(&caller, page_url.map(|url| url.0.0)));
-    let first = first.inspect_err(|error| tracing::error!(%error, "cannot serialize an event")).ok();
-    let snapshots = state.engine(&caller).live.subscribe();
+    let watcher = event("watcher", &Watcher::of(&caller, page_url.map(|url| url.0.0)));
+    let live = &state.engine(&caller).live;
+    let (snapshots, trends) = (live.subscribe(), event("trends", &live.trends.last_hour()));
     let snapshots = stream::unfold((snapshots, state, headers, permit), |mut watch| async move {
         let snapshot = watch.0.next().await?;
         // The token may have been revoked since the stream began.
         watch.1.authenticator().admin(&watch.2, Role::Viewer).ok()?;
         Some((Event::default().event("snapshot").data(&*snapshot), watch))
     });
-    Ok(Sse::new(stream::iter(first).chain(snapshots).map(Ok)))
+    Ok(Sse::new(stream::iter([watcher, trends].into_iter().flatten()).chain(snapshots).map(Ok)))
+}
+
+/// Returns an event; `None` if `data` cannot be serialized, which does not happen.
+fn event(name: &str, data: &impl Serialize) -> Option<Event> {
+    let event = Event::default().event(name).json_data(data);
+    event.inspect_err(|error| tracing::error!(%error, "cannot serialize an event")).ok()
 }
