@@ -1,6 +1,6 @@
 // Pause, resume, add, end, return: confirmed in a dialog, then sent as ordinary admin API requests.
 
-import { send } from "./calls.js";
+import { problemText, send } from "./calls.js";
 import { $, fill, show, whenClosed, words } from "./display.js";
 
 const DONE_MS = 10000;
@@ -107,8 +107,8 @@ function bodyOf({ verb, campaign }, text) {
 }
 
 // Shows the outcome: in the dialog if it still shows this question, otherwise as a notice.
-function conclude(question, { reply, answer }) {
-	const { verb, campaign, onUnauthorized } = question;
+function conclude(question, outcome) {
+	const { verb, campaign, onUnauthorized } = question, { reply, answer } = outcome;
 	const isShown = asked === question;
 	if (reply?.status === 401) return onUnauthorized();
 	if (reply?.ok) {
@@ -116,7 +116,7 @@ function conclude(question, { reply, answer }) {
 		const status = words().statuses[answer.claim?.status];
 		return question.onDone(answer, fill(words()[`${verb}Done`], { ...valuesOf(question, answer), status }));
 	}
-	const problem = reply ? words().problems[answer.code] ?? fill(words().refusedAs, { detail: answer.detail ?? reply.status }) : words().inDoubt;
+	const problem = problemText(outcome);
 	if (isShown) show("ask-problem", problem);
 	else announce(fill(words().problemOf, { name: campaign.name, problem }));
 }

@@ -1,6 +1,6 @@
 // Calls core's admin API for a dialog, and saves what was read as a file.
 
-import { element } from "./display.js";
+import { element, fill, words } from "./display.js";
 
 const TIMEOUT_MS = 60000, CHANGE_TIMEOUT_MS = 6000;
 
@@ -26,6 +26,12 @@ export async function send(method, path, body, { token }) {
 	} catch {
 		return {};
 	}
+}
+
+// Describes why core did not make a change, or that the outcome is unknown.
+export function problemText({ reply, answer }) {
+	if (!reply) return words().inDoubt;
+	return words().problems[answer.code] ?? fill(words().refusedAs, { detail: answer.detail ?? reply.status });
 }
 
 export function save(blob, name) {

@@ -1,7 +1,7 @@
 // Creates, edits and copies a campaign in a dialog. Core's errors are shown at their fields.
 
 import { announce } from "./actions.js";
-import { read, send } from "./calls.js";
+import { problemText, read, send } from "./calls.js";
 import { browserZone, change, changedFields, creation, FIELDS, hasLimits, newTexts, PASSES, textsOf, textsOfCopy } from "./fields.js";
 import { $, element, fill, show, whenClosed, words } from "./display.js";
 
@@ -109,12 +109,13 @@ async function submit() {
 	await conclude(form, after, outcome);
 }
 
-async function conclude(form, after, { reply, answer }) {
+async function conclude(form, after, outcome) {
+	const { reply, answer } = outcome;
 	if (reply?.status === 401) return form.onUnauthorized();
 	if (reply?.ok) return finish(form, after);
-	if (shown !== form) return announce(fill(words().problemOf, { name: after.name, problem: problemText(reply, answer) }));
+	if (shown !== form) return announce(fill(words().problemOf, { name: after.name, problem: problemText(outcome) }));
 	if (answer?.code === "version_conflict") return mergeChanges(form, after);
-	showOutcome(form, reply, answer);
+	showOutcome(form, outcome);
 }
 
 function finish(form, { name }) {
@@ -123,17 +124,15 @@ function finish(form, { name }) {
 }
 
 // Shows why core refused: at a field if there is one, otherwise under the form.
-function showOutcome(form, reply, answer) {
-	const field = fieldOf(answer);
+function showOutcome(form, outcome) {
+	const { answer } = outcome, field = fieldOf(answer);
 	form.isBusy = false;
-	if (!field) form.problem = problemText(reply, answer);
+	if (!field) form.problem = problemText(outcome);
 	showForm();
 	if (!field) return;
 	showProblem(field, answer.detail.replace(`${answer.field}: `, ""));
 	input(field).focus();
 }
-
-const problemText = (reply, answer) => (reply ? words().problems[answer.code] ?? fill(words().refusedAs, { detail: answer.detail ?? reply.status }) : words().inDoubt);
 
 // Returns the field of an error: of a member inside of a field, that field.
 function fieldOf(answer) {
