@@ -2,7 +2,8 @@
 
 import { element, fill, words } from "./display.js";
 
-const TIMEOUT_MS = 60000, CHANGE_TIMEOUT_MS = 6000;
+// Core's own limit for a file is 10 minutes.
+const TIMEOUT_MS = 60000, CHANGE_TIMEOUT_MS = 6000, FILE_TIMEOUT_MS = 660000;
 
 // Returns the body of the answer to a GET, as "json", "text" or "blob", in which a file may take its time; null if
 // there is none. `dialog` is { token, onUnauthorized }.
@@ -18,15 +19,29 @@ export async function read(path, accept, as, { token, onUnauthorized }) {
 }
 
 // Sends a change as JSON. Returns { reply, answer }; {} if no answer arrived in time.
-export async function send(method, path, body, { token }) {
-	const headers = { Authorization: `Bearer ${token}`, ...(body && { "Content-Type": "application/json" }) };
+export function send(method, path, body, caller) {
+	return exchange(path, { method, body: body && JSON.stringify(body) }, "application/json", CHANGE_TIMEOUT_MS, caller);
+}
+
+// Sends the content of a CSV file, and returns like `send`.
+export function sendFile(path, file, caller) {
+	return exchange(path, { method: "POST", body: file }, "text/csv", FILE_TIMEOUT_MS, caller);
+}
+
+async function exchange(path, request, type, timeout, { token }) {
+	const headers = { Authorization: `Bearer ${token}`, ...(request.body && { "Content-Type": type }) };
 	try {
-		const reply = await fetch(path, { method, headers, body: body && JSON.stringify(body), signal: AbortSignal.timeout?.(CHANGE_TIMEOUT_MS) });
-		return { reply, answer: await reply.json() };
+		const reply = await fetch(path, { ...request, headers, signal: AbortSignal.timeout?.(timeout) });
+		const answer = reply.json();
+		// A proxy may reject a request with a page instead of JSON.
+		return { reply, answer: await (isRejected(reply) ? answer.catch(() => ({})) : answer) };
 	} catch {
 		return {};
 	}
 }
+
+// Whether a request was rejected and changed nothing. After a 408, the outcome is unknown.
+export const isRejected = (reply) => reply?.status >= 400 && reply.status < 500 && reply.status !== 408;
 
 // Describes why core did not make a change, or that the outcome is unknown.
 export function problemText({ reply, answer }) {

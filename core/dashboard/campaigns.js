@@ -8,7 +8,7 @@ import { NO_TREND, PARTS, trendOf } from "./trends.js";
 const STATES = ["open", "sold_out", "paused", "scheduled", "ended"];
 // The links of each campaign, besides the one to its page, and the role that each needs; `isFor`: only for such campaigns.
 const LINKS = [
-	{ verb: "claims", least: "viewer" }, { verb: "report", least: "viewer" }, { verb: "history", least: "viewer" }, { verb: "edit", least: "admin" }, { verb: "clone", least: "admin" },
+	{ verb: "claims", least: "viewer" }, { verb: "report", least: "viewer" }, { verb: "history", least: "viewer" }, { verb: "codes", least: "viewer", isFor: ({ codes }) => codes }, { verb: "edit", least: "admin" }, { verb: "clone", least: "admin" },
 	{ verb: "archive", least: "admin", isFor: ({ state, archived }) => state === "ended" && !archived }, { verb: "unarchive", least: "admin", isFor: ({ archived }) => archived },
 ];
 const rows = new Map();

@@ -3,6 +3,7 @@
 import { ask, closeQuestion, showQuestion } from "./actions.js";
 import { forgetCampaigns, searchedId, showCampaigns } from "./campaigns.js";
 import { closeClaims, openClaims } from "./claims.js";
+import { closeCodes, openCodes, showCodes } from "./codes.js";
 import { drawCharts, redrawCharts } from "./charts.js";
 import { foldAll } from "./folds.js";
 import { closeForm, openForm, showForm } from "./form.js";
@@ -46,6 +47,7 @@ function signOut(problem) {
 	closeQuestion();
 	closeReport();
 	closeClaims();
+	closeCodes();
 	closeForm();
 	closeHistory();
 	forgetCampaigns();
@@ -110,6 +112,7 @@ function render() {
 	showReport();
 	showForm();
 	showHistory();
+	showCodes();
 	show("who", isIn ? fill(words().signedInAs, { ...watcher, role: words().roles[watcher.role] ?? watcher.role }) : "");
 	show("token-problem", isIn || !trouble ? "" : fill(words()[trouble.key], trouble));
 	show("token-send", token && !isIn && !trouble ? words().signingIn : words().signIn);
@@ -149,6 +152,7 @@ function act(verb, campaign) {
 	else if (verb === "history") openHistory(campaign, { token: used, onUnauthorized });
 	else if (verb === "report") openReport(campaign, used, onUnauthorized);
 	else if (verb === "claims") openClaims(campaign, watcher.role, used, onUnauthorized);
+	else if (verb === "codes") openCodes(campaign, watcher.role, { token: used, onUnauthorized });
 	else ask(verb, { campaign }, { token: used, onUnauthorized });
 }
 

@@ -19,7 +19,7 @@ macro_rules! file {
     };
 }
 
-const FILES: [(&str, &str, &str); 21] = [
+const FILES: [(&str, &str, &str); 22] = [
     file!("/", "index.html", "text/html; charset=utf-8"),
     file!("/favicon.svg", "favicon.svg", "image/svg+xml"),
     file!("/dashboard/page.css", "page.css", "text/css; charset=utf-8"),
@@ -31,6 +31,7 @@ const FILES: [(&str, &str, &str); 21] = [
     file!("/dashboard/actions.js", "actions.js", "text/javascript; charset=utf-8"),
     file!("/dashboard/calls.js", "calls.js", "text/javascript; charset=utf-8"),
     file!("/dashboard/claims.js", "claims.js", "text/javascript; charset=utf-8"),
+    file!("/dashboard/codes.js", "codes.js", "text/javascript; charset=utf-8"),
     file!("/dashboard/report.js", "report.js", "text/javascript; charset=utf-8"),
     file!("/dashboard/fields.js", "fields.js", "text/javascript; charset=utf-8"),
     file!("/dashboard/form.js", "form.js", "text/javascript; charset=utf-8"),

@@ -5,6 +5,7 @@ use support::browser::Browser;
 
 use super::{OPERATOR, VIEWER, in_browser, with_roles};
 use crate::dashboard::claims::{KEEP_FILE, search};
+use crate::dashboard::codes::{add_codes, open_codes};
 use crate::dashboard::form::{press, save, set};
 use crate::dashboard::page::{sign_in, visit};
 
@@ -42,7 +43,9 @@ fn a_seller_spends_a_day_on_the_dashboard() {
         save(&page).await;
         page.until(DONE, "“Tickets” is created.").await;
         let codes: Vec<_> = (0..40).map(|number| format!("SEAT-{number:02}")).collect();
-        core.add_codes("tickets", &codes.join("\n")).await.expect(200);
+        open_codes(&page, "tickets").await;
+        add_codes(&page, &codes.join("\n"), "Codes added: 40. Already there: 0.").await;
+        page.press("#codes-close").await;
         press(&page, "[data-id=tickets] .edit").await;
         set(&page, "limits-total", "20").await;
         save(&page).await;

@@ -215,7 +215,7 @@ fn a_copy_has_the_rules_but_no_id_past_times_or_codes() {
 }
 
 /// Script that drops the answers to changes while `lost` is set.
-const LOSE_ANSWERS: &str = "(() => {
+pub const LOSE_ANSWERS: &str = "(() => {
     const real = fetch;
     window.fetch = async (url, options) => {
         const reply = await real(url, options);

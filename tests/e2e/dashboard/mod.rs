@@ -2,6 +2,7 @@
 
 mod archived;
 mod claims;
+mod codes;
 mod day;
 mod files;
 mod form;

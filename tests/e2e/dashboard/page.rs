@@ -561,6 +561,7 @@ fn a_screen_reader_can_read_the_dashboard() {
             json!([
                 "ask-problem",
                 "claims-problem",
+                "codes-problem",
                 "connection",
                 "done",
                 "edit-problem",

@@ -16,7 +16,7 @@
 		campaign("launch-day", "Launch day tickets", { claims_per_s: 2841.5, backlog: 312 }),
 		campaign("coupon-2026", "Coupon of the anniversary, 20 off", { claims_per_s: 512.2, remaining: 99120, limits: { ...limits, total: 100000 }, backlog: 44 }),
 		campaign("members", "Members' evening", { claims_per_s: 3.4, remaining: null, limits: { ...limits, total: null } }),
-		campaign("early-birds", "Early birds", { state: "sold_out", remaining: 0, claims_without_codes: 12 }),
+		campaign("early-birds", "Early birds", { state: "sold_out", remaining: 0, codes: true, claims_without_codes: 12 }),
 		campaign("workshop_2", "Workshop: bread", { state: "paused", remaining: 14, limits: { ...limits, total: 40 } }),
 		campaign("spring", "Spring sale", { state: "scheduled", remaining: 12000 }),
 		campaign("winter", "Winter sale", { state: "ended", remaining: 3 }),
