@@ -54,7 +54,8 @@ async function refresh() {
 	if (polling || !campaign) return;
 	polling = true;
 	const sent = Date.now(), lastFailure = failure, version = view?.version;
-	const resync = !clock || sent - clock.at > CLOCK_MS_MAX; // an unchanged view has no new server_time
+	// An unchanged view has no new server_time. The browser's clock may have been set back.
+	const resync = !clock || Math.abs(sent - clock.at) > CLOCK_MS_MAX;
 	try {
 		const fetched = await client.campaign(campaign, { known: resync ? undefined : view });
 		if (fetched !== view) acceptView(fetched, sent, resync);
@@ -263,6 +264,11 @@ function showOwnClaims() {
 	const newest = items.find(({ status }) => ACTIVE.test(status)) ?? items[0];
 	if (newest && !outcome) outcome = fromClaim(newest);
 	keep(newest);
+	if (isDue(outcome?.claim)) {
+		// The server still holds it: this page's clock may be wrong.
+		clock.at = 0;
+		pollIn(0);
+	}
 	if (!items.some(lacksCodes)) return;
 	lookUpIn(jitter(codesWait));
 	codesWait = Math.min(codesWait * 2, LOOKUP_RETRY_MS);
@@ -294,8 +300,9 @@ function nextDenial() {
 	return { kind: "denied", ...(per_user === 0 ? { code: "user_limit_reached" } : { code: "user_daily_limit_reached", problem: { resets_at } }) };
 }
 
-// Returns when the held claim expires, in milliseconds; NaN without one.
-const heldUntil = () => (outcome?.claim?.status === "held" ? Date.parse(outcome.claim.expires_at) : NaN);
+// Returns whether the claim's hold should have expired. Only the server knows whether it has: the hold may have been
+// confirmed or extended.
+const isDue = (claim) => claim?.status === "held" && clock && now() >= Date.parse(claim.expires_at);
 
 function isOutdated({ code, at, until, problem }) {
 	if (LIMITED.test(code)) return (until > at && now() >= until) || view?.version > problem?.version;
@@ -309,13 +316,17 @@ function proofOf({ status, codes }, words) {
 	return view?.codes ? words.codes[codes?.length ? 1 : 0] : words.keepId;
 }
 
-// Returns the text for a held claim: when the hold expires, how much time is left, and what to do.
+// Returns the text for a held claim: when the hold expires, how much time is left, and what to do. Without the server's
+// clock, the time that is left is unknown.
 function holdOf({ status, expires_at }, words) {
 	if (status !== "held") return "";
-	const left = secondsTo(Date.parse(expires_at));
+	const left = clock ? secondsTo(Date.parse(expires_at)) : 0;
 	const parts = { hours: Math.floor(left / 3600), minutes: Math.floor(left / 60) % 60, seconds: left % 60 };
-	const isToday = new Date(expires_at).toDateString() === new Date(now()).toDateString();
-	return fill(words, words.hold, { until: isToday ? minute(words, expires_at) : moment(words, expires_at), left: fill(words, words.span, parts).trim() });
+	const isToday = clock && new Date(expires_at).toDateString() === new Date(now()).toDateString();
+	return fill(words, words.hold, {
+		until: isToday ? minute(words, expires_at) : moment(words, expires_at),
+		left: fill(words, words.span, parts).trim(),
+	});
 }
 
 function render() {
@@ -360,10 +371,11 @@ function renderCampaign(words, state) {
 }
 
 function textOfAnswer(words, { code, problem, claim, until }) {
-	const [title, detail] = words[code] ?? (claim ? words.claim : words.problem);
+	const [title, detail] = isDue(claim) ? words.due : words[code] ?? (claim ? words.claim : words.problem);
+	const isUnsure = code === "held" && !clock; // a hold from the last visit may be over
 	const proof = claim && proofOf(claim, words);
 	const texts = { proof, code: view?.codes && proof, hold: claim && holdOf(claim, words), seconds: secondsTo(until) };
-	return [title, fill(words, detail, { ...view?.limits, ...problem, ...claim, ...texts })];
+	return [isUnsure ? words.due[0] : title, fill(words, detail, { ...view?.limits, ...problem, ...claim, ...texts })];
 }
 
 // Returns the texts for a campaign that could not be loaded. Nothing was claimed, so no outcome is unknown.
@@ -444,7 +456,7 @@ function tick() {
 		lookUpIn(lookupDelay());
 	}
 	render();
-	if (now() >= heldUntil()) lookUpIn(0);
+	if (isDue(outcome?.claim)) lookUpIn(0);
 	const left = (view && Date.parse(nextBoundary()) - now()) || 0;
 	setTimeout(tick, (left > 0 ? left % 1000 : 1000) + 5);
 }

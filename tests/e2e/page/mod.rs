@@ -7,6 +7,7 @@ mod button;
 mod challenges;
 mod claim;
 mod codes;
+mod held;
 mod network;
 mod sign_in;
 mod states;
@@ -49,6 +50,17 @@ pub const FAKE_ANSWERS: &str = "const real = fetch, query = new URLSearchParams(
         return real(url, options);
     };";
 
+/// Script that shifts the browser's clock by `ahead` ms, initially by the URL's.
+pub const SHIFTED_CLOCK: &str = "const realNow = Date.now;
+    window.ahead = Number(new URLSearchParams(location.search).get('ahead'));
+    Date.now = () => realNow() + window.ahead;";
+
+/// Script that fails each GET of the page while `deaf` is set, initially by the URL.
+pub const DEAF: &str = "const realFetch = fetch;
+    window.deaf = /deaf/.test(location.search);
+    window.fetch = (url, options) => deaf && options?.method !== 'POST'
+        ? Promise.reject(new TypeError('no network')) : realFetch(url, options);";
+
 /// Returns one of three shared edges with demo tokens, as in `make up`. Only one test at a time has it, so
 /// that it may break things.
 pub async fn page_world() -> MutexGuard<'static, World> {
@@ -78,8 +90,7 @@ pub async fn visit(world: &World, campaign: &str, more: &str) -> Browser {
 /// Opens a campaign's page with a clock that [`until_an_hour_later`] moves.
 pub async fn visit_on_clock(world: &World, campaign: &str, more: &str) -> Browser {
     let page = Browser::open(campaign, PHONE).await;
-    let source = "const real = Date.now; window.ahead = 0; Date.now = () => real() + window.ahead;";
-    page.devtools("Page.addScriptToEvaluateOnNewDocument", json!({"source": source})).await;
+    page.devtools("Page.addScriptToEvaluateOnNewDocument", json!({"source": SHIFTED_CLOCK})).await;
     page.goto(&world.edge.url(&format!("/?campaign={campaign}{more}"))).await;
     page
 }

@@ -13,6 +13,7 @@
 		id: `launch.guest-12345678.0123456789abcdef${String(sequence).padStart(6, "0")}`, campaign_id: "launch", user_id: "guest-12345678",
 		quantity: 1, status: "granted", sequence, claimed_at: at(-60), expires_at: null, ...more,
 	});
+	const held = (seconds) => claim(13, { status: "held", expires_at: at(seconds) });
 	const left = (per_user, per_user_per_day) => ({ per_claim: 1, per_user_per_day, resets_at: at(day / 2), per_user, total: 11988 });
 	const own = (allowance, ...items) => ({ items, next_cursor: null, allowance });
 	const granted = (given) => ({ status: 201, body: { claim: given, remaining: 11987, version: 3 } });
@@ -27,7 +28,8 @@
 		sending: { claim: never },
 		"asking-again": { claim: lost },
 		won: { claim: granted(claim(13)), own: own(left(7, 1), claim(13)) },
-		held: { claim: granted(claim(13, { status: "held", expires_at: at(900) })), own: own(left(7, 1), claim(13, { status: "held", expires_at: at(900) })) },
+		held: { claim: granted(held(900)), own: own(left(7, 1), held(900)) },
+		"held-due": { claim: granted(held(-5)) },
 		"won-several": { own: own(left(1, 1), ...[4294967295, 1000000, 99, 42, 41, 40, 7].map((sequence) => claim(sequence))) },
 		"already-won-today": { own: own(left(6, 0), claim(14), claim(13)) },
 		"already-won-all": { own: own(left(0, 0), claim(14), claim(13)) },

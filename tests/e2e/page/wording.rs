@@ -11,8 +11,8 @@ use support::times::from_now;
 use support::{CoreOptions, SOON};
 
 use super::{
-    AGAIN_HIDDEN, BUTTON, CODE, FAKE_ANSWERS, PHASE, assert_message, in_browser, limits, page_world,
-    press_anyway, return_claim, text, until_an_hour_later, user, visit, visit_on_clock,
+    BUTTON, CODE, FAKE_ANSWERS, PHASE, assert_message, in_browser, limits, page_world, press_anyway,
+    return_claim, text, until_an_hour_later, user, visit, visit_on_clock,
 };
 
 #[test]
@@ -69,40 +69,6 @@ fn an_ended_campaign_offers_no_action() {
         let shown = "[...document.querySelectorAll('progress, #countdown, .actions button')].filter(one => one.checkVisibility()).length";
         assert_eq!(page.eval(shown).await, 0);
         page.check_layout("6-closed").await;
-        page.close().await;
-    });
-}
-
-#[test]
-fn a_held_claim_counts_down_and_says_what_to_do_next() {
-    in_browser("a_held_claim_counts_down_and_says_what_to_do_next", async {
-        let world = page_world().await;
-        let rules = json!({"id": "page-reserved", "name": "Reserved", "starts_at": from_now(-60), "hold_seconds": 600,
-            "limits": {"total": 100, "per_user": 3}});
-        world.core.create_with(rules).await;
-        let page = visit(&world, "page-reserved", "").await;
-        page.until(BUTTON, false).await;
-        page.press("#claim").await;
-        page.until(CODE, "held").await;
-        let left = r"((found) => 60 * (found?.[1] ?? 0) + +(found?.[2] ?? (found ? 0 : NaN)))(
-            /Held until .*, (?:(\d+) min ?)?(?:(\d+) s)? left\. /.exec(document.getElementById('detail').textContent))";
-        let first = page.eval(left).await.as_i64().expect("the seconds left");
-        // The page estimates the server's clock with an error of up to half a round trip.
-        assert!((500..=605).contains(&first), "{first} s left");
-        page.until(&format!("{left} < {first}"), true).await;
-        let next = "Complete your purchase in the shop that sent you here.";
-        assert!(text(&page, "detail").await.contains(next), "{}", text(&page, "detail").await);
-        page.until(AGAIN_HIDDEN, false).await;
-        let height = page.eval("document.getElementById('again').getBoundingClientRect().height").await;
-        assert!(height.as_f64().unwrap() < 50.0, "the button for another claim is too large: {height}");
-        page.check_layout("3-reserved").await;
-        // A reload finds the same claim and continues the countdown.
-        page.reload().await;
-        page.until(&format!("{left} < {first}"), true).await;
-        page.press("#lang").await;
-        let chinese = r"/保留至.*，还剩 (\d+ 分)? ?(\d+ 秒)?。请返回商店页面完成购买。/.test(document.getElementById('detail').textContent)";
-        page.until(chinese, true).await;
-        page.check_layout("3-reserved-zh").await;
         page.close().await;
     });
 }

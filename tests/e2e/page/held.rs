@@ -1,0 +1,134 @@
+//! Held claims on the page: the countdown, and the end of the hold.
+
+use serde_json::json;
+use support::browser::{Browser, PHONE};
+use support::edge::World;
+use support::times::from_now;
+
+use super::{AGAIN_HIDDEN, BUTTON, CODE, DEAF, SHIFTED_CLOCK, in_browser, page_world, text, visit};
+
+/// Returns the seconds left of the hold according to the page; null without a countdown.
+const LEFT: &str = r"((found) => found && 3600 * (found[1] ?? 0) + 60 * (found[2] ?? 0) + +(found[3] ?? 0))(
+    /Held until .*, (?:(\d+) h ?)?(?:(\d+) min ?)?(?:(\d+) s)? left\. /
+        .exec(document.getElementById('detail').textContent))";
+
+const MESSAGE: &str = "document.getElementById('message').textContent";
+
+/// Returns an expression that is true while the page counts down and fewer than `seconds` are left.
+fn counts_below(seconds: i64) -> String {
+    format!("{LEFT} > 0 && {LEFT} < {seconds}")
+}
+
+/// Creates an open campaign whose claims are held for `seconds`.
+async fn create_with_hold(world: &World, id: &str, seconds: u32) {
+    let rules = json!({"id": id, "name": "Reserved", "starts_at": from_now(-60), "hold_seconds": seconds,
+        "limits": {"total": 100, "per_user": 3}});
+    world.core.create_with(rules).await;
+}
+
+/// Claims a unit on the page, and waits until it is held.
+async fn claim_held(page: &Browser) {
+    page.until(BUTTON, false).await;
+    page.press("#claim").await;
+    page.until(CODE, "held").await;
+}
+
+/// Confirms the claim, as a shop does after the payment.
+async fn confirm(world: &World, claim_id: &str) {
+    world.core.transition(claim_id, "confirm").await.expect(200);
+}
+
+#[test]
+fn a_held_claim_counts_down_and_says_what_to_do_next() {
+    in_browser("a_held_claim_counts_down_and_says_what_to_do_next", async {
+        let world = page_world().await;
+        create_with_hold(&world, "page-reserved", 600).await;
+        let page = visit(&world, "page-reserved", "").await;
+        claim_held(&page).await;
+        let first = page.eval(LEFT).await.as_i64().expect("the seconds left");
+        // The page estimates the server's clock with an error of up to half a round trip.
+        assert!((500..=605).contains(&first), "{first} s left");
+        page.until(&counts_below(first), true).await;
+        let next = "Complete your purchase in the shop that sent you here.";
+        assert!(text(&page, "detail").await.contains(next), "{}", text(&page, "detail").await);
+        page.until(AGAIN_HIDDEN, false).await;
+        let height = page.eval("document.getElementById('again').getBoundingClientRect().height").await;
+        assert!(height.as_f64().unwrap() < 50.0, "the button for another claim is too large: {height}");
+        page.check_layout("3-reserved").await;
+        // A reload finds the same claim and continues the countdown.
+        page.reload().await;
+        page.until(&counts_below(first), true).await;
+        page.press("#lang").await;
+        let chinese = r"/保留至.*，还剩 (\d+ 分)? ?(\d+ 秒)?。请返回商店页面完成购买。/
+            .test(document.getElementById('detail').textContent)";
+        page.until(chinese, true).await;
+        page.check_layout("3-reserved-zh").await;
+        page.close().await;
+    });
+}
+
+#[test]
+fn the_countdown_of_a_hold_follows_the_servers_clock() {
+    in_browser("the_countdown_of_a_hold_follows_the_servers_clock", async {
+        let world = page_world().await;
+        create_with_hold(&world, "page-hold-clock", 3600).await;
+        let page = Browser::open("page-hold-clock", PHONE).await;
+        for script in [SHIFTED_CLOCK, DEAF] {
+            page.devtools("Page.addScriptToEvaluateOnNewDocument", json!({"source": script})).await;
+        }
+        let is_right = counts_below(3606);
+        // The browser's clock is ten hours ahead.
+        page.goto(&world.edge.url("/?campaign=page-hold-clock&ahead=36000000")).await;
+        claim_held(&page).await;
+        assert_eq!(page.eval(&is_right).await, true, "{}", text(&page, "detail").await);
+        // A browser's clock steps. A change of the language shows the error before the page can read the
+        // server's clock again.
+        for (ahead_ms, shows_error) in
+            [(72_000_000, format!("{LEFT} === null")), (0, format!("{LEFT} > 3605"))]
+        {
+            let step = format!(
+                "(() => {{ ahead = {ahead_ms}; document.getElementById('lang').click();
+                document.getElementById('lang').click(); return {shows_error}; }})()"
+            );
+            assert_eq!(page.eval(&step).await, true, "{}", text(&page, "detail").await);
+            page.until(&is_right, true).await;
+        }
+        // Without an answer of the server, its clock is unknown.
+        page.goto(&world.edge.url("/?campaign=page-hold-clock&ahead=36000000&deaf")).await;
+        page.until(CODE, "held").await;
+        assert_eq!(text(&page, "message").await, "Checking your reservation", "the hold may be over");
+        let detail = text(&page, "detail").await;
+        assert!(detail.starts_with("Held until ") && !detail.contains(" left"), "{detail}");
+        page.eval("(window.deaf = false)").await;
+        page.until(&is_right, true).await;
+        page.close().await;
+    });
+}
+
+#[test]
+fn after_a_hold_the_page_shows_what_the_server_says() {
+    in_browser("after_a_hold_the_page_shows_what_the_server_says", async {
+        let world = page_world().await;
+        create_with_hold(&world, "page-hold-over", 3600).await;
+        let page = Browser::open("page-hold-over", PHONE).await;
+        for script in [SHIFTED_CLOCK, DEAF] {
+            page.devtools("Page.addScriptToEvaluateOnNewDocument", json!({"source": script})).await;
+        }
+        page.goto(&world.edge.url("/?campaign=page-hold-over")).await;
+        claim_held(&page).await;
+        let claim = text(&page, "claim-id").await;
+        page.eval("(window.deaf = true, window.ahead = 36000000)").await;
+        page.until(MESSAGE, "Checking your reservation").await;
+        assert!(text(&page, "detail").await.starts_with("It was held until "));
+        page.check_layout("3-due").await;
+        page.press("#lang").await;
+        assert_eq!(text(&page, "message").await, "正在确认您的保留");
+        page.press("#lang").await;
+        // The payment was in time.
+        confirm(&world, &claim).await;
+        page.eval("(window.deaf = false)").await;
+        page.until(CODE, "granted").await;
+        assert_eq!(text(&page, "message").await, "It is yours");
+        page.close().await;
+    });
+}
