@@ -5,6 +5,7 @@ import { $, fill, minute, moment, show, showBrand, showCountdown, showLinks, wan
 
 const POLL_MS_MIN = 2000, POLL_MS_MAX = 15000, CLOCK_MS_MAX = 60000, SNAPSHOT_MS_MAX = 3000, EARLY_TRIES_MAX = 6;
 const LOOKUP_MS_MIN = 3000, LOOKUP_RETRY_MS = 15000, LOOKUP_SPREAD_MS = 8000, OTHERS_MAX = 5;
+const GRANTED_SHOWN_MS = 8000; // until the next held claim is shown
 const STOPPED = /^(not_started|paused|sold_out|ended)$/;
 const LIMITED = /^user_/;
 const LACKS_PASS = /^(pass_required|no_pass|insecure)$/;
@@ -70,7 +71,7 @@ async function refresh() {
 	render();
 	if (lastFailure && !failure && pending && token && !secondsTo(outcome?.until)) claim(); // the network is back
 	else if (version && view.version !== version) lookUpIn(lookupDelay());
-	else if (outcome?.claim?.status === "held") lookUpIn(0);
+	else if (shownStatus() === "held") lookUpIn(0);
 }
 
 function acceptView(fetched, sent, resync) {
@@ -229,6 +230,12 @@ function conclude(answer) {
 // A random delay for lookups: when a campaign opens, thousands load the page while core is busy with claims.
 const lookupDelay = () => Math.random() * (!view || stateNow() === "open" ? LOOKUP_SPREAD_MS : 1000);
 
+const shownStatus = () => outcome?.claim?.status;
+
+// Looks up the claims of a visitor who opens the page or returns to it, without a delay if a held claim is shown: it may
+// have been paid for meanwhile.
+const lookUpForVisitor = () => lookUpIn(shownStatus() === "held" ? 0 : lookupDelay());
+
 function lookUpIn(ms) {
 	clearTimeout(lookupTimer);
 	lookupTimer = setTimeout(lookUp, Math.max(ms, nextLookupAt - performance.now()));
@@ -254,16 +261,20 @@ async function lookUp() {
 	render();
 }
 
-// Updates the claim that is shown. If there is none, shows the newest active one.
+// Updates the claim that is shown. If there is none, shows the newest active one. A held claim, which the user must
+// still complete, precedes granted ones, but a claim that has just been granted is shown first.
 function showOwnClaims() {
 	const { items, next_cursor } = own;
 	const shown = outcome?.claim;
 	const found = items.find(({ id }) => id === shown?.id);
 	if (found) outcome = fromClaim(found, outcome.code === "replayed");
 	else if (shown && !next_cursor) outcome = { kind: "denied", code: "claim_not_found", at: now() };
-	const newest = items.find(({ status }) => ACTIVE.test(status)) ?? items[0];
-	if (newest && !outcome) outcome = fromClaim(newest);
-	keep(newest);
+	const held = items.find(({ status }) => status === "held");
+	const first = held ?? items.find(({ status }) => ACTIVE.test(status)) ?? items[0];
+	const isGranted = shownStatus() === "granted";
+	if (first && (!outcome || (held && isGranted && shown.status === "granted"))) outcome = fromClaim(first);
+	else if (held && isGranted) lookUpIn(GRANTED_SHOWN_MS);
+	keep(first);
 	if (isDue(outcome?.claim)) {
 		// The server still holds it: this page's clock may be wrong.
 		clock.at = 0;
@@ -326,6 +337,7 @@ function holdOf({ status, expires_at }, words) {
 	return fill(words, words.hold, {
 		until: isToday ? minute(words, expires_at) : moment(words, expires_at),
 		left: fill(words, words.span, parts).trim(),
+		next: words.buy[words.links.checkout ? 1 : 0],
 	});
 }
 
@@ -432,8 +444,13 @@ function renderButtons(words, shown, state) {
 	const seconds = secondsTo(until);
 	$("again").hidden = !again;
 	$("again").disabled = seconds > 0;
-	$("again").classList.toggle("minor", shown?.claim?.status === "held"); // completing the held claim is more important
+	const isHeld = shown?.claim?.status === "held";
+	$("again").classList.toggle("minor", isHeld); // completing the held claim is more important
 	show("again", done ? words.another : fill(words, words.again, { seconds }));
+	const checkout = isHeld && clock && !isDue(shown.claim) && words.links.checkout;
+	$("checkout").hidden = !checkout;
+	if (checkout) $("checkout").href = checkout.replaceAll("{claim_id}", encodeURIComponent(shown.claim.id));
+	show("checkout", words.checkout);
 	const lacksPass = pending ? null : passDenial()?.code;
 	const denied = STOPPED.test(code) || LIMITED.test(code) ? code : CLOSED.test(state) ? state : lacksPass;
 	const reason = busy || (token === null ? "unauthenticated" : denied);
@@ -494,7 +511,7 @@ document.onvisibilitychange = window.ononline = () => {
 	interval = POLL_MS_MIN;
 	if (clock) clock.at = 0; // the device may have slept
 	pollIn(secondsTo(failure?.until) * 1000);
-	lookUpIn(lookupDelay());
+	lookUpForVisitor();
 };
 window.onhashchange = () => location.reload();
 
@@ -534,4 +551,4 @@ if (token) {
 }
 render();
 if (pending) claim();
-else lookUpIn(lookupDelay());
+else lookUpForVisitor();

@@ -8,7 +8,9 @@ const LOGO_NAME = /^[A-Za-z0-9_-]{1,64}\.(svg|png)$/;
 const PNG = Buffer.from([0x89, 0x50, 0x4e, 0x47, 0x0d, 0x0a, 0x1a, 0x0a]);
 // The browser runs no script of a picture, but shows the file if its URL is opened.
 const ACTIVE_SVG = /<\s*(script|foreignobject|!doctype|!entity)|\son\w+\s*=|javascript:|href\s*=\s*["']?\s*(?!["'#\s]|data:image\/)/i;
-const MEMBERS = ["name", "logo", "colours", "support", "terms", "texts"];
+const MEMBERS = ["name", "logo", "colours", "support", "terms", "checkout", "texts"];
+/** The value in the link to the checkout that the page fills in. */
+const CLAIM_ID = "{claim_id}";
 /** Members of a language in messages.js that are not texts, or that have a member of the brand. */
 const NO_TEXTS = ["tag", "zones", "brand", "links"];
 // Control characters, and those that reverse the direction of the text around them.
@@ -66,6 +68,22 @@ class BrandFile {
 	terms(value) {
 		this.brand.terms = this.perLanguage("terms", value, this.link);
 	}
+
+	checkout(value) {
+		this.brand.checkout = this.perLanguage("checkout", value, this.checkoutLink);
+	}
+
+	/** Returns the link with {@link CLAIM_ID} as it is written: URLs encode its braces in the path. */
+	checkoutLink = (member, value) => {
+		const href = this.link(member, value);
+		if (!href) return;
+		const values = valuesIn(value);
+		const unknown = values.find((name) => name !== CLAIM_ID);
+		if (unknown) return this.wrong(member, `${unknown} is no value of this link; use ${CLAIM_ID}.`);
+		// No claim may choose the host.
+		if (values.length && !valuesIn(URL.parse(href).host).length) return href.replaceAll(encodeURIComponent(CLAIM_ID), CLAIM_ID);
+		this.wrong(member, `${quoted(value)} names no claim; write ${CLAIM_ID} into the path or query, as in https://shop.example/checkout/${CLAIM_ID}.`);
+	};
 
 	link = (member, value) => {
 		const url = typeof value === "string" && value.length <= URL_CHARS_MAX ? URL.parse(value) : null;
@@ -189,9 +207,9 @@ function merge(general, own) {
 }
 
 /** Returns the brand as the page reads it (edge/brand/apply.js, messages.js). */
-function forPage({ name, logo, colours, support, terms, texts }, languages) {
+function forPage({ name, logo, colours, support, terms, checkout, texts }, languages) {
 	const properties = (palette = {}) => Object.fromEntries(Object.entries(palette).map(([name, colour]) => [`--${PROPERTIES[name]}`, colour]));
-	const words = (language) => ({ ...texts?.[language], brand: name[language], links: { support: support?.[language], terms: terms?.[language] } });
+	const words = (language) => ({ ...texts?.[language], brand: name[language], links: { support: support?.[language], terms: terms?.[language], checkout: checkout?.[language] } });
 	return {
 		logo: logo && `/brand/${logo}`,
 		colours: { light: properties(colours?.light), dark: properties(colours?.dark) },

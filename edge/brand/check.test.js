@@ -50,31 +50,34 @@ test("a campaign's brand overrides the general one, member by member", () => {
 			colours: { light: { accent: "#1d4ed8" }, dark: { accent: "#93c5fd" } },
 			support: "https://shop.example/help",
 			terms: "https://shop.example/terms",
+			checkout: "https://shop.example/pay/{claim_id}",
 			texts: { en: { idle: "Tap once.", button: { open: "Get it" } } },
 		},
 		"brand/spring.json": {
 			name: "Spring",
 			colours: { light: { on_accent: "#fff" }, dark: { on_accent: "#000" } },
 			terms: { en: "http://127.0.0.1/en", zh: "http://[::1]:8080/zh" },
+			checkout: { en: "https://spring.example?claim={claim_id}", zh: "https://spring.example/zh#{claim_id}" },
 			texts: { en: { button: { sending: "One moment…" } }, zh: { again: "重试" } },
 		},
 		"brand/shop.svg": SVG,
 	});
 	assert.deepEqual([mistakes, logos], [[], ["shop.svg"]]);
 	const { "": general, spring } = Object.fromEntries(brands);
+	const links = { support: "https://shop.example/help", terms: "https://shop.example/terms", checkout: "https://shop.example/pay/{claim_id}" };
 	assert.deepEqual(general, {
 		logo: "/brand/shop.svg",
 		colours: { light: { "--accent": "#1d4ed8" }, dark: { "--accent": "#93c5fd" } },
 		words: {
-			en: { idle: "Tap once.", button: { open: "Get it" }, brand: "Shop", links: { support: "https://shop.example/help", terms: "https://shop.example/terms" } },
-			zh: { brand: "小店", links: { support: "https://shop.example/help", terms: "https://shop.example/terms" } },
+			en: { idle: "Tap once.", button: { open: "Get it" }, brand: "Shop", links },
+			zh: { brand: "小店", links },
 		},
 	});
 	assert.equal(spring.logo, "/brand/shop.svg");
 	assert.deepEqual(spring.colours.light, { "--accent": "#1d4ed8", "--on": "#fff" });
 	assert.deepEqual(spring.words, {
-		en: { idle: "Tap once.", button: { open: "Get it", sending: "One moment…" }, brand: "Spring", links: { support: "https://shop.example/help", terms: "http://127.0.0.1/en" } },
-		zh: { again: "重试", brand: "Spring", links: { support: "https://shop.example/help", terms: "http://[::1]:8080/zh" } },
+		en: { idle: "Tap once.", button: { open: "Get it", sending: "One moment…" }, brand: "Spring", links: { ...links, terms: "http://127.0.0.1/en", checkout: "https://spring.example/?claim={claim_id}" } },
+		zh: { again: "重试", brand: "Spring", links: { ...links, terms: "http://[::1]:8080/zh", checkout: "https://spring.example/zh#{claim_id}" } },
 	});
 });
 
@@ -87,6 +90,20 @@ test("links that are not https are rejected", () => {
 	assertWrong({ support: { en: "https://a.example" } }, "support.zh: is missing; add it, or use one string for all languages.");
 	assertWrong({ terms: `https://a.example/${"x".repeat(2048)}` }, `terms: "https://a.example/${"x".repeat(41)}… ${why}`);
 	for (const link of ["https://a.example", "http://localhost:8080/", "http://127.0.0.1/", "http://127.1/", "http://[::1]/"]) assertWrong({ terms: link });
+});
+
+test("a link to a checkout must name the claim, and nothing else", () => {
+	const link = "is no allowed link; use https://HOST/PATH without a user name, or http:// for this machine.";
+	for (const checkout of ["javascript:alert('{claim_id}')", "data:text/html,{claim_id}", "http://shop.example/{claim_id}", "https://{claim_id}@evil.example/", "https://shop.example:{claim_id}/", "/{claim_id}", "{claim_id}", 5, null]) {
+		assertWrong({ checkout }, `checkout: ${JSON.stringify(checkout)} ${link}`);
+	}
+	const why = "names no claim; write {claim_id} into the path or query, as in https://shop.example/checkout/{claim_id}.";
+	for (const checkout of ["https://shop.example/pay", "https://shop.example/claim_id", "https://{claim_id}.example/", "https://%7Bclaim_id%7D.example/{claim_id}"]) {
+		assertWrong({ checkout }, `checkout: ${JSON.stringify(checkout)} ${why}`);
+	}
+	assertWrong({ checkout: "https://shop.example/{user_id}/{claim_id}" }, "checkout: {user_id} is no value of this link; use {claim_id}.");
+	assertWrong({ checkout: { en: "https://shop.example/{claim_id}", zh: "javascript:1" } }, `checkout.zh: "javascript:1" ${link}`);
+	for (const checkout of ["https://shop.example/{claim_id}", "https://shop.example/?claim={claim_id}&again={claim_id}", "http://127.0.0.1:3000/checkout/{claim_id}"]) assertWrong({ checkout });
 });
 
 test("unreadable colours are rejected with their contrast", () => {
@@ -115,7 +132,7 @@ test("unreadable colours are rejected with their contrast", () => {
 });
 
 test("unknown members are rejected at each level", () => {
-	const members = "name, logo, colours, support, terms, texts";
+	const members = "name, logo, colours, support, terms, checkout, texts";
 	assertWrong({ colors: {} }, `colors: is unknown; use ${members}.`);
 	assertWrong(JSON.parse('{ "__proto__": {}, "constructor": 1 }'), `__proto__: is unknown; use ${members}.`, `constructor: is unknown; use ${members}.`);
 	assertWrong({ colours: { grey: {} } }, "colours.grey: is unknown; use light, dark.");

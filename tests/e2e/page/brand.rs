@@ -43,7 +43,7 @@ fn spring_brand() -> Value {
 }
 
 /// Builds a copy of the page with brand files, by path in edge/assets. Returns the configuration of workerd.
-async fn branded_page(name: &str, files: &[(&str, &[u8])]) -> PathBuf {
+pub async fn branded_page(name: &str, files: &[(&str, &[u8])]) -> PathBuf {
     built().await;
     let edge = emptied(name).join("edge");
     let copied = Command::new("cp").args(["-rL", "edge"]).arg(&edge).current_dir(root()).output().unwrap();
@@ -82,13 +82,18 @@ async fn branded_edge(world: &World) -> Edge {
         ];
         branded_page("page-brands", &files).await
     };
-    let config = CONFIG.get_or_init(build).await.clone();
+    edge_with_page(world, CONFIG.get_or_init(build).await.clone(), "page-brand", "local").await
+}
+
+/// Starts an edge with the page of `config` in front of the core of `world`, with `environment` of
+/// wrangler.toml.
+pub async fn edge_with_page(world: &World, config: PathBuf, name: &str, environment: &str) -> Edge {
     let core = format!("http://{}", world.proxy.listen);
     let (edge_key, jwt_key) = (world.core.data_file("edge.key"), world.core.data_file("user-jwt.key"));
     let variables =
         [("CORE_URL", core.as_str()), ("EDGE_KEY", edge_key.as_str()), ("USER_JWT_KEY", jwt_key.as_str())];
     // The brand is in files, which only a copy of workerd's configuration can replace.
-    Edge::start_with(config, Runtime::Workerd, "page-brand", "local", &variables).await
+    Edge::start_with(config, Runtime::Workerd, name, environment, &variables).await
 }
 
 #[test]
@@ -216,7 +221,7 @@ fn each_campaign_has_its_brand_in_each_scheme_and_language() {
 }
 
 /// Checks contrast, layout and accessibility on a phone and a desktop. With `SCREENSHOTS`, saves pictures.
-async fn assert_readable(page: &Browser, name: &str) {
+pub async fn assert_readable(page: &Browser, name: &str) {
     for width in [360, 1440] {
         page.resize((width, 900)).await;
         assert_eq!(page.eval(TOO_FAINT).await, json!([]), "{name} at {width}");
