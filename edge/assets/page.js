@@ -4,7 +4,7 @@ import { load, save } from "./storage.js";
 import { $, fill, minute, moment, show, showBrand, showCountdown, showLinks, wantsToSwitch, zoneName } from "./display.js";
 
 const POLL_MS_MIN = 2000, POLL_MS_MAX = 15000, CLOCK_MS_MAX = 60000, SNAPSHOT_MS_MAX = 3000, EARLY_TRIES_MAX = 6;
-const LOOKUP_MS_MIN = 3000, LOOKUP_RETRY_MS = 15000, LOOKUP_SPREAD_MS = 8000, OTHERS_MAX = 5;
+const LOOKUP_MS_MIN = 3000, LOOKUP_RETRY_MS = 15000, LOOKUP_SPREAD_MS = 8000, OTHERS_MAX = 5, WARNING_S = 300;
 const GRANTED_SHOWN_MS = 8000; // until the next held claim is shown
 const STOPPED = /^(not_started|paused|sold_out|ended)$/;
 const LIMITED = /^user_/;
@@ -341,6 +341,13 @@ function holdOf({ status, expires_at }, words) {
 	});
 }
 
+// Returns the warning that the hold expires soon. Its text changes once, because screen readers read each change.
+function warningOf(claim, words) {
+	const left = secondsTo(Date.parse(claim?.expires_at));
+	if (claim?.status !== "held" || !clock || !left || left > WARNING_S) return "";
+	return fill(words, words.hurry, { minutes: left > 60 ? WARNING_S / 60 : 1 });
+}
+
 function render() {
 	const words = languages[lang];
 	if (outcome && isOutdated(outcome)) outcome = null;
@@ -417,6 +424,7 @@ function renderResult(words, shown, state) {
 	$("sequence").style.setProperty("--digits", $("sequence").textContent.length);
 	show("message", title);
 	show("detail", detail);
+	show("warning", warningOf(shown?.claim, words));
 	show("pass", !passes || (busy && passes.state !== "solving") ? "" : fill(words, words.pass[passes.state] ?? "", { seconds: secondsTo(passes.retryAt), expires_at: passes.expiresAt }));
 	$("proof").hidden = !won;
 	show("claim-id", won ? codesOf(won).join("\n") || won.id : "");

@@ -4,7 +4,9 @@ use serde_json::json;
 use support::browser::{Browser, PHONE};
 use support::times::from_now;
 
-use super::{AGAIN_HIDDEN, BUTTON, PHASE, TAB, in_browser, limits, page_world, text, visit};
+use super::{
+    AGAIN_HIDDEN, BUTTON, PHASE, RECORD_ANNOUNCEMENTS, TAB, in_browser, limits, page_world, text, visit,
+};
 
 const FOCUS: &str = "document.activeElement.id";
 
@@ -126,13 +128,7 @@ fn a_screen_reader_gets_all_labels_and_each_result_once() {
         assert_eq!(page.accessible_names(&roles).await, chinese);
         page.press("#lang").await;
 
-        // Record every announcement.
-        page.eval(
-            "(() => { window.heard = []; for (const live of document.querySelectorAll('[role=status]'))\
-            new MutationObserver(() => live.ariaLive !== 'off' && live.textContent && heard.push(live.textContent))\
-                .observe(live, { childList: true }); })()",
-        )
-        .await;
+        page.eval(RECORD_ANNOUNCEMENTS).await;
         let _ = world.core.set_admin_state("page-heard", "pause").await.expect(200);
         page.until(PHASE, "paused").await;
         let _ = world.core.set_admin_state("page-heard", "resume").await.expect(200);

@@ -7,7 +7,10 @@ use support::stand_in::{Canned, StandIn};
 use support::times::from_now;
 
 use super::brand::{assert_readable, branded_page, edge_with_page};
-use super::{AGAIN_HIDDEN, BUTTON, CODE, DEAF, SHIFTED_CLOCK, in_browser, page_world, text, visit};
+use super::{
+    AGAIN_HIDDEN, BUTTON, CODE, DEAF, RECORD_ANNOUNCEMENTS, SHIFTED_CLOCK, in_browser, page_world, text,
+    visit,
+};
 
 /// Returns the seconds left of the hold according to the page; null without a countdown.
 const LEFT: &str = r"((found) => found && 3600 * (found[1] ?? 0) + 60 * (found[2] ?? 0) + +(found[3] ?? 0))(
@@ -206,6 +209,28 @@ fn after_a_hold_the_page_shows_what_the_server_says() {
         page.eval("(window.deaf = false)").await;
         page.until(CODE, "granted").await;
         assert_eq!(text(&page, "message").await, "It is yours");
+        page.close().await;
+    });
+}
+
+#[test]
+fn a_screen_reader_hears_the_end_of_a_hold_but_not_each_second() {
+    in_browser("a_screen_reader_hears_the_end_of_a_hold_but_not_each_second", async {
+        let world = page_world().await;
+        create_with_hold(&world, "page-hold-heard", 305).await;
+        let page = visit(&world, "page-hold-heard", "").await;
+        page.until(BUTTON, false).await;
+        page.eval(RECORD_ANNOUNCEMENTS).await;
+        page.press("#claim").await;
+        page.until("heard.at(-1) ?? null", "Less than 5 min left.").await;
+        let left = page.eval(LEFT).await.as_i64().expect("the seconds left");
+        page.until(&counts_below(left), true).await;
+        assert_eq!(
+            page.eval("heard").await,
+            json!(["Sending…", "Reserved for you", "Less than 5 min left."])
+        );
+        let announced = "document.getElementById('detail').closest('[aria-live], [role]')";
+        assert_eq!(page.eval(announced).await, Value::Null, "each second would be announced");
         page.close().await;
     });
 }

@@ -61,6 +61,12 @@ pub const DEAF: &str = "const realFetch = fetch;
     window.fetch = (url, options) => deaf && options?.method !== 'POST'
         ? Promise.reject(new TypeError('no network')) : realFetch(url, options);";
 
+/// Records in `heard` what a screen reader announces from now on.
+pub const RECORD_ANNOUNCEMENTS: &str = "(() => { window.heard = [];
+    for (const live of document.querySelectorAll('[role=status]')) new MutationObserver(
+        () => live.ariaLive !== 'off' && live.textContent && heard.push(live.textContent)
+    ).observe(live, { childList: true }); })()";
+
 /// Returns one of three shared edges with demo tokens, as in `make up`. Only one test at a time has it, so
 /// that it may break things.
 pub async fn page_world() -> MutexGuard<'static, World> {

@@ -29,6 +29,7 @@
 		"asking-again": { claim: lost },
 		won: { claim: granted(claim(13)), own: own(left(7, 1), claim(13)) },
 		held: { claim: granted(held(900)), own: own(left(7, 1), held(900)) },
+		"held-ending": { claim: granted(held(290)), own: own(left(7, 1), held(290)) },
 		"held-due": { claim: granted(held(-5)) },
 		"won-several": { own: own(left(1, 1), ...[4294967295, 1000000, 99, 42, 41, 40, 7].map((sequence) => claim(sequence))) },
 		"already-won-today": { own: own(left(6, 0), claim(14), claim(13)) },

@@ -33,13 +33,14 @@ pub const CUT: &str = r"(() => {
 
 /// Each state: its name, whether to click the button first, an expression to evaluate, and the value that
 /// shows the state.
-const STATES: [(&str, bool, &str, &str); 39] = [
+const STATES: [(&str, bool, &str, &str); 40] = [
     ("scheduled", false, PHASE, "scheduled"),
     ("open", false, PHASE, "open"),
     ("sending", true, PHASE, "sending"),
     ("asking-again", true, PHASE, "retrying"),
     ("won", true, LEFT, "You can claim 1 more."),
     ("held", true, LEFT, "You can claim 1 more."),
+    ("held-ending", true, WARNING, "Less than 5 min left."),
     ("held-due", true, MESSAGE, "Checking your reservation"),
     ("won-several", false, LEFT, "You can claim 1 more."),
     ("already-won-today", false, PHASE, "won"),
@@ -76,6 +77,7 @@ const STATES: [(&str, bool, &str, &str); 39] = [
 ];
 
 const LEFT: &str = "document.getElementById('left').textContent";
+const WARNING: &str = "document.getElementById('warning').textContent";
 const MESSAGE: &str = "document.getElementById('message').textContent";
 
 #[test]
