@@ -353,7 +353,9 @@ function render() {
 	if (outcome && isOutdated(outcome)) outcome = null;
 	const state = view ? stateNow() : failure ? "error" : "loading";
 	const unloaded = !view && failure && (!outcome || outcome.code === "unauthenticated") ? failure : null;
-	const shown = busy ? slowed : unloaded ?? outcome ?? (view && !STOPPED.test(state) ? nextDenial() : null);
+	// After the end, a visitor signs in only to see a claim.
+	const answer = state === "ended" && outcome?.code === "unauthenticated" ? null : outcome;
+	const shown = busy ? slowed : unloaded ?? answer ?? (view && !STOPPED.test(state) ? nextDenial() : null);
 	document.body.dataset.phase = busy ?? shown?.kind ?? state;
 	document.documentElement.lang = words.tag;
 	showBrand(words);
@@ -408,8 +410,11 @@ function textOf(words, shown, state) {
 	if (shown?.code === "unauthenticated" && signInUrl) return words.signInFirst;
 	if (shown) return shown === failure ? textOfFailure(words) : textOfAnswer(words, shown);
 	if (busy) return busy === "retrying" ? words.asking : [words.button.sending, words.idle];
-	return ["", STOPPED.test(state) ? textOfAnswer(words, { code: state, problem: view })[1] : words.idle];
+	const problem = { ...view, see: offersSignIn() ? words.see : "" };
+	return ["", STOPPED.test(state) ? textOfAnswer(words, { code: state, problem })[1] : words.idle];
 }
+
+const offersSignIn = () => token === null && Boolean(signInUrl);
 
 const secondsTo = (until) => Math.max(0, Math.ceil((until - now()) / 1000)) || 0;
 
@@ -417,7 +422,7 @@ function renderResult(words, shown, state) {
 	const [title, detail] = textOf(words, shown, state);
 	const won = shown?.kind === "won" && shown.claim;
 	$("result").dataset.code = shown?.code ?? "";
-	$("result").classList.toggle("has-title", Boolean(title && !won) && busy !== "sending");
+	$("result").classList.toggle("has-title", Boolean((title || state === "ended") && !won) && busy !== "sending");
 	show("yours", words.yours);
 	show("no", won ? "No." : "");
 	show("sequence", String(won ? won.sequence : "—"));
@@ -462,10 +467,9 @@ function renderButtons(words, shown, state) {
 	const lacksPass = pending ? null : passDenial()?.code;
 	const denied = STOPPED.test(code) || LIMITED.test(code) ? code : CLOSED.test(state) ? state : lacksPass;
 	const reason = busy || (token === null ? "unauthenticated" : denied);
-	const offersSignIn = token === null && signInUrl && state !== "ended";
-	$("sign-in").hidden = !offersSignIn;
+	$("sign-in").hidden = !offersSignIn();
 	show("sign-in", words.signIn);
-	$("claim").hidden = offersSignIn || again || done || /^(ended|error)$/.test(state);
+	$("claim").hidden = offersSignIn() || again || done || /^(ended|error)$/.test(state);
 	$("claim").disabled = reason;
 	show("claim", words.button[busy || "open"]); // the reason is shown above the button
 }

@@ -21,6 +21,7 @@ use super::{CODE, PHASE, in_browser, limits, text, visit};
 const USER: &str = "document.getElementById('user')?.textContent ?? null";
 const TOKEN: &str = "JSON.parse(sessionStorage['claimgate:token'] ?? null)";
 const HAS_SIGN_IN: &str = "document.getElementById('sign-in')?.checkVisibility() ?? false";
+const STATE: &str = "document.getElementById('state').dataset.state";
 const HAS_LOGIN: &str = "document.querySelector('[name=login]') !== null";
 const CALLED: &str = "performance.getEntriesByType('resource').map(({ name }) => new URL(name).origin)\
     .every(origin => origin === location.origin)";
@@ -88,7 +89,7 @@ impl Provider {
 async fn press_sign_in(page: &Browser) {
     page.until(HAS_SIGN_IN, true).await;
     // The campaign moves the button when it arrives.
-    page.until("document.getElementById('state').dataset.state", "open").await;
+    page.until(STATE, "open").await;
     page.press("#sign-in").await;
 }
 
@@ -230,6 +231,29 @@ fn the_page_may_send_visitors_to_a_link_instead() {
         page.goto(&world.edge.url(&format!("/?campaign=page-linked#token={}", world.token("alice")))).await;
         page.until(USER, "Signed in as alice").await;
         page.close_after_visit_to(&shop.url("")).await;
+    });
+}
+
+#[test]
+fn an_ended_campaign_asks_for_a_sign_in_only_to_see_a_claim() {
+    in_browser("an_ended_campaign_asks_for_a_sign_in_only_to_see_a_claim", async {
+        let link = [("SIGN_IN_URL", "https://shop.example/login")];
+        let world = World::start(Runtime::from_env(), "page-sign-in-late", "test", &link).await;
+        world.core.create("page-late", limits()).await;
+        let claim = world.claim("page-late", "alice", "k").await.expect(201).json();
+        let _ = world.core.set_admin_state("page-late", "end").await.expect(200);
+        let page = visit(&world, "page-late", "").await;
+        page.until(STATE, "ended").await;
+        page.until(HAS_SIGN_IN, true).await;
+        assert_eq!(text(&page, "message").await, "", "signing in is optional");
+        let detail = text(&page, "detail").await;
+        assert!(detail.ends_with("Granted claims stay valid. Sign in to see yours."), "{detail}");
+        page.check_layout("11-sign-in-late").await;
+        let token = world.token("alice");
+        page.goto(&world.edge.url(&format!("/?campaign=page-late&lang=en#token={token}"))).await;
+        let id = claim["claim"]["id"].as_str().unwrap();
+        page.until("document.getElementById('claim-id').textContent", id).await;
+        page.close().await;
     });
 }
 

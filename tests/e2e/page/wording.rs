@@ -58,18 +58,24 @@ fn an_ended_campaign_offers_no_action() {
         let rules = json!({"id": "page-closed", "name": "Closed", "starts_at": from_now(-60), "ends_at": from_now(-10),
             "limits": {"total": 10}});
         world.core.create_with(rules).await;
-        let page = visit(&world, "page-closed", "").await;
-        page.until(PHASE, "ended").await;
-        assert_shown_once(&page, "This campaign has ended").await;
-        let seen = page.eval("document.body.innerText").await.as_str().unwrap().to_owned();
-        assert!(
-            seen.contains("Closed: ") && !seen.contains("left of"),
-            "the remaining units are still offered: {seen}"
-        );
-        let shown = "[...document.querySelectorAll('progress, #countdown, .actions button')].filter(one => one.checkVisibility()).length";
-        assert_eq!(page.eval(shown).await, 0);
-        page.check_layout("6-closed").await;
-        page.close().await;
+        world.core.create("page-stopped", limits()).await;
+        let _ = world.core.set_admin_state("page-stopped", "end").await.expect(200);
+        for (campaign, detail) in
+            [("page-closed", "Closed: "), ("page-stopped", "Granted claims stay valid.")]
+        {
+            let page = visit(&world, campaign, "").await;
+            page.until(PHASE, "ended").await;
+            assert_shown_once(&page, "This campaign has ended").await;
+            let seen = page.eval("document.body.innerText").await.as_str().unwrap().to_owned();
+            assert!(seen.contains(detail), "{seen}");
+            for offered in ["left of", "Your number", "Sign in"] {
+                assert!(!seen.contains(offered), "{offered} is still offered: {seen}");
+            }
+            let shown = "[...document.querySelectorAll('progress, #countdown, .actions button')].filter(one => one.checkVisibility()).length";
+            assert_eq!(page.eval(shown).await, 0);
+            page.check_layout(&format!("6-{campaign}")).await;
+            page.close().await;
+        }
     });
 }
 
