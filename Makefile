@@ -75,4 +75,4 @@ setup: ## install missing tools; the targets above do so themselves
 	@scripts/setup.sh
 
 clean: ## remove build output; keeps ./data
-	@rm -rf target edge/build edge/assets/brand.js .wrangler
+	@rm -rf target edge/build edge/assets/brand.js edge/assets/campaigns/index.html .wrangler

@@ -132,8 +132,8 @@ const edge :Workerd.Worker = (
   ],
 );
 
-# The claim page. Lists every file in edge/assets by its path. "_headers" contains the response headers, and "logos" the
-# brands' logos by path, as base64 (scripts/build-brand.mjs).
+# The claim page. Lists every file in edge/assets by its path. "_headers" contains the response headers, and
+# "generated" the brands' logos and the list of campaigns by path, as base64 (scripts/build-brand.mjs).
 const assets :Workerd.Worker = (
   compatibilityDate = .compatibilityDate,
   modules = [(name = "assets.js", esModule = embed "workerd/assets.js")],
@@ -151,12 +151,13 @@ const assets :Workerd.Worker = (
     (name = "/sign-in/index.html", text = embed "assets/sign-in/index.html"),
     (name = "/sign-in/sign-in.js", text = embed "assets/sign-in/sign-in.js"),
     (name = "/sign-in/oauth4webapi.js", text = embed "assets/sign-in/oauth4webapi.js"),
+    (name = "/campaigns/campaigns.js", text = embed "assets/campaigns/campaigns.js"),
     (name = "/pass/pass.js", text = embed "assets/pass/pass.js"),
     (name = "/pass/altcha.js", text = embed "assets/pass/altcha.js"),
     (name = "/pass/altcha-pbkdf2.js", text = embed "assets/pass/altcha-pbkdf2.js"),
     (name = "/pass/turnstile.js", text = embed "assets/pass/turnstile.js"),
     (name = "/favicon.svg", text = embed "assets/favicon.svg"),
     (name = "_headers", text = embed "assets/_headers"),
-    (name = "logos", json = embed "build/logos.json"),
+    (name = "generated", json = embed "build/generated.json"),
   ],
 );

@@ -42,7 +42,7 @@ shell=(scripts/*.sh tests/*.sh .ci/run packaging/claimgate-edge packaging/compos
 for script in "${shell[@]}"; do bash -n "$script"; done
 if has shellcheck; then shellcheck -x "${shell[@]}"; fi
 # Checks each script as a module, because node would not recognize a module by its name.
-for script in client/*.js client/conformance/*.js client/test/*.js core/dashboard/*.js edge/assets/*.js edge/assets/sign-in/*.js edge/assets/pass/*.js edge/brand/*.js edge/workerd/*.js examples/*/*.mjs scripts/*.mjs; do node --input-type=module --check <"$script"; done
+for script in client/*.js client/conformance/*.js client/test/*.js core/dashboard/*.js edge/assets/*.js edge/assets/sign-in/*.js edge/assets/pass/*.js edge/assets/campaigns/*.js edge/brand/*.js edge/workerd/*.js examples/*/*.mjs scripts/*.mjs; do node --input-type=module --check <"$script"; done
 biome lint --error-on-warnings
 luacheck --quiet lua lab/src/strategies bench/src
 tests/mutants/run.sh --check

@@ -32,15 +32,32 @@ export function showBrand({ brand }) {
 	else $("logo").hidden = true;
 }
 
-// Shows the brand's links in the footer.
+// Shows the links in the footer: those of the brand, and the list of campaigns if any are listed.
 export function showLinks(words) {
-	for (const name of ["support", "terms"]) {
-		const link = $(name), url = words.links[name];
+	const list = window.claimgateListed?.length && `/campaigns/?lang=${words.tag.slice(0, 2)}`;
+	const urls = { ...words.links, list };
+	const links = [...$("links").children];
+	for (const link of links) {
+		const url = urls[link.id];
 		link.hidden = !url;
 		if (url) link.href = url;
-		show(link, words[name]);
+		show(link, words[link.id]);
 	}
-	$("links").hidden = $("support").hidden && $("terms").hidden;
+	$("links").hidden = links.every(({ hidden }) => hidden);
+}
+
+// Sets the language of the page, and of the button that switches to the other one.
+export function showLanguage({ tag }) {
+	document.documentElement.lang = tag;
+	$("lang").lang = tag === "en" ? "zh-CN" : "en";
+}
+
+// Puts the other language into the URL, and returns it.
+export function switchLanguage(lang, query) {
+	const other = lang === "en" ? "zh" : "en";
+	query.set("lang", other);
+	history.replaceState(null, "", `?${query}`);
+	return other;
 }
 
 // Fills in the template. Drops parts between "|" with a value that is missing or 0.

@@ -1,7 +1,7 @@
 // Texts by key or problem code. `fill` in display.js explains "|" and {value}.
 
 const en = {
-	tag: "en", brand: "claimgate", links: {}, support: "Support", terms: "Terms",
+	tag: "en", brand: "claimgate", links: {}, support: "Support", terms: "Terms", list: "Campaigns",
 	state: { loading: "Loading…", scheduled: "Not open yet", open: "Open now" },
 	button: { open: "Claim yours", sending: "Sending…", retrying: "Checking again…" },
 	units: ["days", "hours", "minutes", "seconds"],
@@ -55,6 +55,8 @@ const en = {
 	overloaded: ["Very busy right now", "Your last request was not processed. Please try again."],
 	not_configured: ["Currently unavailable", "Your last request was not processed. Please try again later."],
 	user_ids_differ: ["Currently unavailable", "Your last request was not processed. Please try again later."],
+	offer: { scheduled: "Opens: {starts_at}", open: "{remaining} left|Ends: {ends_at}" },
+	noneListed: "There is no campaign right now.",
 	no_campaign: ["The link names no campaign", "Please use the link that you were given."],
 	loading: "This page will keep trying.",
 	unavailable: ["Not confirmed yet"],
@@ -62,7 +64,7 @@ const en = {
 };
 
 const zh = {
-	tag: "zh-CN", brand: "claimgate", links: {}, support: "客服", terms: "活动条款",
+	tag: "zh-CN", brand: "claimgate", links: {}, support: "客服", terms: "活动条款", list: "活动列表",
 	state: { loading: "加载中…", scheduled: "尚未开始", open: "进行中" },
 	button: { open: "立即领取", sending: "提交中…", retrying: "重新确认中…" },
 	units: ["天", "时", "分", "秒"],
@@ -116,6 +118,8 @@ const zh = {
 	overloaded: ["系统繁忙", "上一次请求未被处理，请重试。"],
 	not_configured: ["暂不可用", "上一次请求未被处理，请稍后再试。"],
 	user_ids_differ: ["暂不可用", "上一次请求未被处理，请稍后再试。"],
+	offer: { scheduled: "{starts_at} 开始", open: "剩余 {remaining} 份|{ends_at} 结束" },
+	noneListed: "目前没有活动。",
 	no_campaign: ["链接中未指定活动", "请使用您收到的链接。"],
 	loading: "本页会自动重试。",
 	unavailable: ["结果尚未确认"],

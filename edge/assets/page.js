@@ -1,7 +1,9 @@
 import { ClaimgateClient, newKey, userOf } from "./client/claimgate.js";
 import { languageOf, languages } from "./messages.js";
 import { load, save } from "./storage.js";
-import { $, fill, minute, moment, show, showBrand, showCountdown, showLinks, wantsToSwitch, zoneName } from "./display.js";
+import {
+	$, fill, minute, moment, show, showBrand, showCountdown, showLanguage, showLinks, switchLanguage, wantsToSwitch, zoneName,
+} from "./display.js";
 
 const POLL_MS_MIN = 2000, POLL_MS_MAX = 15000, CLOCK_MS_MAX = 60000, SNAPSHOT_MS_MAX = 3000, EARLY_TRIES_MAX = 6;
 const LOOKUP_MS_MIN = 3000, LOOKUP_RETRY_MS = 15000, LOOKUP_SPREAD_MS = 8000, OTHERS_MAX = 5, WARNING_S = 300;
@@ -357,10 +359,9 @@ function render() {
 	const answer = state === "ended" && outcome?.code === "unauthenticated" ? null : outcome;
 	const shown = busy ? slowed : unloaded ?? answer ?? (view && !STOPPED.test(state) ? nextDenial() : null);
 	document.body.dataset.phase = busy ?? shown?.kind ?? state;
-	document.documentElement.lang = words.tag;
+	showLanguage(words);
 	showBrand(words);
 	showLinks(words);
-	$("lang").lang = lang === "en" ? "zh-CN" : "en";
 	show("state", state === "error" ? "" : words.state[state] ?? (STOPPED.test(state) ? words[state][0] : state));
 	$("state").dataset.state = state;
 	if (view) renderCampaign(words, state);
@@ -514,9 +515,7 @@ $("sign-out").onclick = async () => {
 	render();
 };
 $("lang").onclick = () => {
-	lang = lang === "en" ? "zh" : "en";
-	query.set("lang", lang);
-	history.replaceState(null, "", `?${query}`);
+	lang = switchLanguage(lang, query);
 	render();
 };
 document.onvisibilitychange = window.ononline = () => {

@@ -1,8 +1,10 @@
 /**
  * Applies the brand of the URL's campaign. Runs in the head of the page, before the first paint: the build writes this
- * function and the brands, a `Map` by campaign id, into edge/assets/brand.js. messages.js reads `claimgateBrand`.
+ * function, the brands, a `Map` by campaign id, and the ids of the listed campaigns into edge/assets/brand.js.
+ * messages.js reads `claimgateBrand`.
  */
-export function applyBrand(brands) {
+export function applyBrand(brands, listed) {
+	window.claimgateListed = listed;
 	let campaign = new URLSearchParams(location.search).get("campaign");
 	try {
 		// The page that signs in has the brand of the page that opened it in this tab.

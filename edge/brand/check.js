@@ -3,12 +3,16 @@
 import { PROPERTIES, isColour, unreadable } from "./colours.js";
 
 const NAME_CHARS_MAX = 60, TEXT_CHARS_MAX = 300, URL_CHARS_MAX = 2048, LOGO_BYTES_MAX = 8000, QUOTED_CHARS_MAX = 60;
+/** The list reads all campaigns together, and the edge limits how often an address may read. */
+const LISTED_MAX = 12;
 const CAMPAIGN_ID = /^[A-Za-z0-9_-]{1,64}$/;
 const LOGO_NAME = /^[A-Za-z0-9_-]{1,64}\.(svg|png)$/;
+/** The file of a campaign that `claimgate drill` made, whose id contains the time. */
+const DRILL = /^brand\/drill-\d{14}-/;
 const PNG = Buffer.from([0x89, 0x50, 0x4e, 0x47, 0x0d, 0x0a, 0x1a, 0x0a]);
 // The browser runs no script of a picture, but shows the file if its URL is opened.
 const ACTIVE_SVG = /<\s*(script|foreignobject|!doctype|!entity)|\son\w+\s*=|javascript:|href\s*=\s*["']?\s*(?!["'#\s]|data:image\/)/i;
-const MEMBERS = ["name", "logo", "colours", "support", "terms", "checkout", "texts"];
+const MEMBERS = ["name", "logo", "colours", "support", "terms", "checkout", "listed", "texts"];
 /** The value in the link to the checkout that the page fills in. */
 const CLAIM_ID = "{claim_id}";
 /** Members of a language in messages.js that are not texts, or that have a member of the brand. */
@@ -84,6 +88,13 @@ class BrandFile {
 		if (values.length && !valuesIn(URL.parse(href).host).length) return href.replaceAll(encodeURIComponent(CLAIM_ID), CLAIM_ID);
 		this.wrong(member, `${quoted(value)} names no claim; write ${CLAIM_ID} into the path or query, as in https://shop.example/checkout/${CLAIM_ID}.`);
 	};
+
+	listed(value) {
+		if (typeof value !== "boolean") return this.wrong("listed", `${quoted(value)} is no answer; use true to list the campaign, or false.`);
+		if (this.file === "brand.json") return this.wrong("listed", "belongs to one campaign; write it into brand/CAMPAIGN-ID.json.");
+		if (value && DRILL.test(this.file)) return this.wrong("listed", "is true for a drill, but drills are never listed; remove the member.");
+		this.brand.listed = value;
+	}
 
 	link = (member, value) => {
 		const url = typeof value === "string" && value.length <= URL_CHARS_MAX ? URL.parse(value) : null;
@@ -220,7 +231,7 @@ function forPage({ name, logo, colours, support, terms, checkout, texts }, langu
 /**
  * Checks the brand files. `files` has the content of `brand.json` and the files in `brand/`, by path in edge/assets;
  * `languages` and `palettes` are the page's own. Returns the brands by campaign id ("" for all other campaigns), the
- * names of the logos, and a line for each mistake.
+ * ids of the listed campaigns, the names of the logos, and a line for each mistake.
  */
 export function checkBrands(files, { languages, palettes }) {
 	const mistakes = [];
@@ -248,6 +259,8 @@ export function checkBrands(files, { languages, palettes }) {
 		mistakes.push(...file.mistakes);
 		return [id, merged];
 	});
-	if (mistakes.length) return { mistakes, brands: [], logos: [] };
-	return { mistakes, brands: brands.map(([id, brand]) => [id, forPage(brand, languages)]), logos };
+	const listed = brands.filter(([, brand]) => brand.listed).map(([id]) => id);
+	if (listed.length > LISTED_MAX) mistakes.push(`edge/assets/brand/: ${listed.length} campaigns are listed; list at most ${LISTED_MAX}.`);
+	if (mistakes.length) return { mistakes, brands: [], listed: [], logos: [] };
+	return { mistakes, brands: brands.map(([id, brand]) => [id, forPage(brand, languages)]), listed, logos };
 }

@@ -33,7 +33,7 @@ function assertWrong(members, ...expected) {
 }
 
 test("without files there is no brand", () => {
-	assert.deepEqual(check({}), { mistakes: [], brands: [], logos: [] });
+	assert.deepEqual(check({}), { mistakes: [], brands: [], listed: [], logos: [] });
 });
 
 test("the page's own colours are readable", () => {
@@ -106,6 +106,20 @@ test("a link to a checkout must name the claim, and nothing else", () => {
 	for (const checkout of ["https://shop.example/{claim_id}", "https://shop.example/?claim={claim_id}&again={claim_id}", "http://127.0.0.1:3000/checkout/{claim_id}"]) assertWrong({ checkout });
 });
 
+test("the file of a campaign may list the campaign", () => {
+	const files = { "brand.json": { name: "Shop" }, "brand/b.json": { listed: true }, "brand/a.json": { listed: true }, "brand/c.json": { listed: false }, "brand/d.json": {} };
+	const { mistakes, listed } = check(files);
+	assert.deepEqual([mistakes, listed], [[], ["b", "a"]]);
+	assertWrong({ listed: true }, "listed: belongs to one campaign; write it into brand/CAMPAIGN-ID.json.");
+	for (const value of ["true", 1, null, []]) assertWrong({ listed: value }, `listed: ${JSON.stringify(value)} is no answer; use true to list the campaign, or false.`);
+	const drill = "brand/drill-20261123220507-Ab-_efgh.json";
+	assert.deepEqual(check({ [drill]: { name: "Drill", listed: false } }).mistakes, []);
+	assert.deepEqual(check({ [drill]: { name: "Drill", listed: true } }).mistakes, [`edge/assets/${drill}: listed: is true for a drill, but drills are never listed; remove the member.`]);
+	assert.deepEqual(check({ "brand/drill-bits.json": { name: "Tools", listed: true } }).listed, ["drill-bits"]);
+	const many = Object.fromEntries(Array.from({ length: 13 }, (_, n) => [`brand/c${n}.json`, { name: "Shop", listed: true }]));
+	assert.deepEqual(check(many).mistakes, ["edge/assets/brand/: 13 campaigns are listed; list at most 12."]);
+});
+
 test("unreadable colours are rejected with their contrast", () => {
 	const both = (colours) => ({ colours: { light: colours, dark: colours } });
 	assertWrong({ colours: { light: { text: "#999" }, dark: { text: "#fff" } } },
@@ -132,7 +146,7 @@ test("unreadable colours are rejected with their contrast", () => {
 });
 
 test("unknown members are rejected at each level", () => {
-	const members = "name, logo, colours, support, terms, checkout, texts";
+	const members = "name, logo, colours, support, terms, checkout, listed, texts";
 	assertWrong({ colors: {} }, `colors: is unknown; use ${members}.`);
 	assertWrong(JSON.parse('{ "__proto__": {}, "constructor": 1 }'), `__proto__: is unknown; use ${members}.`, `constructor: is unknown; use ${members}.`);
 	assertWrong({ colours: { grey: {} } }, "colours.grey: is unknown; use light, dark.");

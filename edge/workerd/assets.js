@@ -12,7 +12,8 @@ const types = {
 // Returns the content of a file; `undefined` if there is none. The names of other bindings do not start with a slash.
 function contentOf(env, path) {
     if (path.startsWith("/") && Object.hasOwn(env, path)) return env[path];
-    if (Object.hasOwn(env.logos, path)) return Uint8Array.from(atob(env.logos[path]), (byte) => byte.charCodeAt(0));
+    const { generated } = env;
+    if (Object.hasOwn(generated, path)) return Uint8Array.from(atob(generated[path]), (byte) => byte.charCodeAt(0));
 }
 
 function parseHeaders(text) {

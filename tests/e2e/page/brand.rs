@@ -308,7 +308,7 @@ fn logos_are_served_like_the_pages_other_files() {
             let again = http.send(get(path).header("if-none-match", reply.header("etag"))).await;
             assert_eq!(again.unwrap().status, 304);
         }
-        for path in ["/brand/none.svg", "/brand.json", "/logos", "/constructor"] {
+        for path in ["/brand/none.svg", "/brand.json", "/generated", "/campaigns/", "/constructor"] {
             let _ = http.send(get(path)).await.unwrap().expect(404);
         }
     });

@@ -4,6 +4,7 @@ mod access;
 mod arrival;
 mod brand;
 mod button;
+mod campaigns;
 mod challenges;
 mod claim;
 mod codes;

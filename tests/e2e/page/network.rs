@@ -33,8 +33,8 @@ fn the_page_is_below_30_kb_and_loads_from_one_origin() {
         let mut files: BTreeSet<_> =
             names.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
         assert!(files.remove("_headers"), "it configures the server");
-        // Loaded only by a visitor who signs in, and for a campaign that requires passes.
-        for directory in ["sign-in", "pass"] {
+        // Loaded only by a visitor who signs in, for a campaign that requires passes, and by the list.
+        for directory in ["sign-in", "pass", "campaigns"] {
             let begin = format!("{directory}/");
             assert!(
                 files.remove(directory) && !loaded.iter().any(|file| file.starts_with(&begin)),
