@@ -54,6 +54,9 @@ use crate::router::Route;
 use crate::trace::RequestTrace;
 use crate::variables::ConfigErrors;
 
+/// The list of campaigns, a file of the page. Exists only if the build lists any. The binding ignores the host.
+const LIST_URL: &str = "https://edge/campaigns/";
+
 thread_local! {
     // An isolate's environment never changes.
     static CONFIG: OnceCell<Result<Rc<Config>, ConfigErrors>> = const { OnceCell::new() };
@@ -128,8 +131,8 @@ async fn asset(assets: &Fetcher, request: &Request) -> Result<Option<web_sys::Re
     Ok((file.status() != 404).then_some(file))
 }
 
-/// Returns the claim page, a redirect to it, or the page with an error status: it then shows the error
-/// itself.
+/// Returns the claim page, a redirect to it, the list of campaigns, or the page with an error status: it then
+/// shows the error itself.
 async fn page(assets: &Fetcher, request: &Request, env: &Env) -> Result<web_sys::Response, JsValue> {
     let Ok(config) = config(env).await else { return page_with_status(503, assets, request).await };
     match page::answer(&request.query(), config.default_campaign.as_ref()) {
@@ -143,7 +146,10 @@ async fn page(assets: &Fetcher, request: &Request, env: &Env) -> Result<web_sys:
         PageAnswer::Redirect(location) => {
             Response::empty(302).with("location", location).finish(&request_id::next()).into_raw()
         }
-        PageAnswer::NoCampaign => page_with_status(404, assets, request).await,
+        PageAnswer::NoCampaign => {
+            let list = file_at(LIST_URL, assets, request).await?;
+            if list.status() == 200 { Ok(list) } else { page_with_status(404, assets, request).await }
+        }
     }
 }
 
@@ -159,17 +165,22 @@ fn with_policy_for(origin: &str, file: &web_sys::Response) -> Result<web_sys::Re
     web_sys::Response::new_with_opt_readable_stream_and_init(file.body().as_ref(), &init)
 }
 
+/// Returns the file at `url` as for the request's method, without its conditional headers: a 304 would have no
+/// body.
+async fn file_at(url: &str, assets: &Fetcher, request: &Request) -> Result<web_sys::Response, JsValue> {
+    let unconditional = RequestInit::new();
+    unconditional.set_method(&request.method);
+    let file = web_sys::Request::new_with_str_and_init(url, &unconditional)?;
+    Ok(assets.fetch_request(file).await?.into())
+}
+
 /// Returns the page with an error status, not cacheable.
 async fn page_with_status(
     status: u16,
     assets: &Fetcher,
     request: &Request,
 ) -> Result<web_sys::Response, JsValue> {
-    // Drop conditional headers: a 304 would have no body.
-    let unconditional = RequestInit::new();
-    unconditional.set_method(&request.method);
-    let file = web_sys::Request::new_with_str_and_init(&request.raw().url(), &unconditional)?;
-    let file: web_sys::Response = assets.fetch_request(file).await?.into();
+    let file = file_at(&request.raw().url(), assets, request).await?;
     let headers = Headers::new_with_headers(&file.headers())?;
     headers.delete("etag")?;
     headers.set("cache-control", "no-store")?;

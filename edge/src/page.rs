@@ -9,7 +9,8 @@ pub enum PageAnswer {
     Page,
     /// A redirect to this URL, which names the default campaign.
     Redirect(String),
-    /// The page with status 404: the URL names no campaign and there is no default.
+    /// The list of campaigns, or the page with status 404 if none are listed: the URL names no campaign and
+    /// there is no default.
     NoCampaign,
 }
 

@@ -1,12 +1,14 @@
 //! The list of the campaigns that the brand files name.
 
+use reqwest::Method;
 use serde_json::json;
 use support::browser::{Browser, PHONE};
+use support::client::client;
 use support::edge::{Edge, World};
 use support::times::from_now;
 
 use super::brand::{branded_page, edge_with_page};
-use super::{DEAF, FAKE_ANSWERS, in_browser, limits, page_world, text};
+use super::{DEAF, FAKE_ANSWERS, in_browser, limits, page_world, run, text};
 
 /// Returns what the list shows of each campaign: the target of its link, name, state and details.
 const ROWS: &str = "[...document.querySelectorAll('#campaigns a')].map(
@@ -109,5 +111,27 @@ fn a_list_without_a_network_recovers_and_obeys_retry_after() {
         page.goto(&edge.url("/?campaign=list-offline")).await;
         page.until("document.getElementById('state').dataset.state", "open").await;
         page.close().await;
+    });
+}
+
+#[test]
+fn the_root_without_a_campaign_is_the_list() {
+    run(async {
+        let world = page_world().await;
+        let edge = edge_with_list(&world, "page-list-root", &["list-root"]).await;
+        let http = client();
+        let get = |path: &str| http.request(Method::GET, &edge.url(path));
+        let list = http.send(get("/campaigns/")).await.unwrap().expect(200);
+        for path in ["/", "/?lang=zh", "/index.html"] {
+            let root =
+                http.send(get(path).header("if-none-match", list.header("etag"))).await.unwrap().expect(200);
+            assert_eq!(root.text(), list.text(), "{path}");
+            for name in ["content-type", "content-security-policy", "cache-control"] {
+                assert_eq!(root.header(name), list.header(name), "{path}: {name}");
+            }
+        }
+        let claim_page = http.send(get("/?campaign=any")).await.unwrap().expect(200);
+        assert!(claim_page.text().contains("page.js"), "{}", claim_page.text());
+        let _ = http.send(http.request(Method::POST, &edge.url("/"))).await.unwrap().expect(404);
     });
 }
