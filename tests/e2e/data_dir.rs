@@ -34,8 +34,11 @@ fn open_to_others(directory: &Path) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     let mut pending = vec![directory.to_owned()];
     while let Some(path) = pending.pop() {
-        if mode(&path) & 0o077 != 0 {
-            found.insert(path.display().to_string(), format!("{:o}", mode(&path)));
+        // At its start, core removes the file with which it has measured the disk.
+        let Ok(metadata) = fs::symlink_metadata(&path) else { continue };
+        let mode = metadata.permissions().mode() & 0o7777;
+        if mode & 0o077 != 0 {
+            found.insert(path.display().to_string(), format!("{mode:o}"));
         }
         if path.is_dir() {
             pending.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));

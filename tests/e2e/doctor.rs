@@ -1,5 +1,6 @@
 //! `claimgate doctor`: real faults for each finding, and no findings in a sound setup.
 
+mod disk;
 mod redis;
 
 use std::collections::BTreeSet;
@@ -16,7 +17,6 @@ use support::postgres::Postgres;
 use support::process::{command, free_address};
 use support::process_limit::ProcessLimit;
 use support::redis_server::RedisServer;
-use support::small_disk::SmallDisk;
 use support::topology::OWN;
 use support::wait::holds;
 use support::{Core, CoreOptions, SOON, binary, eventually};
@@ -141,6 +141,7 @@ async fn a_sound_setup_has_no_findings() {
         "claimgate.sqlite",
         "belong together",
         "data directory",
+        "the disk of ",
         "setting and secret",
     ] {
         assert!(
@@ -260,8 +261,11 @@ async fn doctor_and_serve_report_redis_settings_that_lose_data() {
 
     let plain = run(&[], &[], &core.data_dir(), &environment).await;
     let text = String::from_utf8(plain.stdout).unwrap();
-    let findings =
-        text.lines().filter(|line| line.starts_with("breaks: ") || line.starts_with("warning: ")).count();
+    // The disk may be slow at this moment.
+    let is_finding = |line: &&str| {
+        (line.starts_with("breaks: ") || line.starts_with("warning: ")) && !line.contains("syncs slowly")
+    };
+    let findings = text.lines().filter(is_finding).count();
     assert_eq!((plain.status.code(), findings), (Some(1), 7), "{text}");
     assert!(
         text.lines().take(5).all(|line| line.starts_with("breaks: ")),
@@ -444,42 +448,6 @@ async fn read_only_sql_and_too_few_connections_are_reported() {
         .await;
     let few = url.replace("postgres://claimgate@", "postgres://app@");
     doctor_on(&few).await.breaks(&[]).warns(&["database.connections"]);
-}
-
-#[tokio::test]
-async fn a_full_or_read_only_disk_is_reported() {
-    const INODES: usize = 400;
-    only_on!(OWN, "it starts its own servers");
-    let Some(disk) =
-        available("doctor: a disk that is full", SmallDisk::mount(&format!("80m,nr_inodes={INODES}")))
-    else {
-        return;
-    };
-    let redis = RedisServer::start_with(&[("maxmemory", "64mb")], &[]).await;
-    let url = redis.url();
-    let environment = [("CLAIMGATE_REDIS_URL", url.as_str())];
-    let mut core = CoreOptions::default()
-        .with("CLAIMGATE_REDIS_URL", &url)
-        .start_in(private(disk.path()).unwrap())
-        .await;
-    doctor(&core.data_dir(), &environment).await.breaks(&["data_dir.in_memory"]);
-    disk.fill();
-    doctor(&core.data_dir(), &environment).await.breaks(&["data_dir.full", "data_dir.in_memory"]);
-    disk.empty();
-    let files: Vec<_> = (0..INODES)
-        .map(|number| disk.path().join(format!("empty{number}")))
-        .take_while(|file| fs::File::create(file).is_ok())
-        .collect();
-    doctor(&core.data_dir(), &environment).await.breaks(&["data_dir.full", "data_dir.in_memory"]);
-    for file in &files {
-        fs::remove_file(file).unwrap();
-    }
-    doctor(&core.data_dir(), &environment).await.breaks(&["data_dir.in_memory"]);
-    core.stop().await;
-    disk.make_read_only();
-    doctor(&core.data_dir(), &environment).await.breaks(&["data_dir.in_memory", "database.read_only"]);
-    // Core must exit before its disk is unmounted.
-    drop(core);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

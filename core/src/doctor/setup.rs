@@ -7,7 +7,8 @@ use crate::config::Config;
 use crate::redis_address::RedisAddress;
 use crate::store::redis::managed;
 
-/// Time limit for all checks of Redis together, and for all checks of the database.
+/// Time limit for each disk, for all checks of Redis together, for all checks of the database, and for comparing these
+/// two.
 pub(super) const WAIT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
