@@ -1,5 +1,5 @@
-//! Properties that only Redis' system calls show: fsync precedes the answer, and a failed fsync is never
-//! acknowledged.
+//! Properties that only Redis' system calls show: fsync precedes the answer, a failed fsync is never acknowledged, and
+//! a retry after a slow fsync gets one claim.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -155,5 +155,27 @@ async fn a_failed_fsync_is_never_acknowledged() {
     strace.process.wait(SOON).await;
     checker.decided(SOON, &fixture.core, "u21", "k").await;
     assert_ne!(fixture.core.redis_pid().await, pid, "Redis continued after the disk failed");
+    fixture.judge(row, &checker, Expect::default()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_retry_gets_one_claim_after_a_slow_fsync() {
+    only_on!(OWN, "it traces core's managed Redis");
+    let row = Row::begin("fsync takes seconds");
+    let fixture = Fixture::managed().await;
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    checker.win(&fixture.core, 0..20).await;
+    fixture.relayed("demo").await;
+    let slow = ["-e", "trace=fdatasync", "-e", "inject=fdatasync:delay_enter=60000000"];
+    let attached = Strace::attach(fixture.core.redis_pid().await, &slow).await;
+    let Some(strace) = row.needs(attached) else { return };
+    row.fault();
+    assert_eq!(
+        checker.claim(&fixture.core, "u20", "k").await,
+        ClaimOutcome::Unknown,
+        "acknowledged before the sync"
+    );
+    strace.detach().await;
+    checker.granted(&fixture.core, "u20", "k").await;
     fixture.judge(row, &checker, Expect::default()).await;
 }
