@@ -1,8 +1,10 @@
-//! `claimgate capacity` estimates the memory that real claims need.
+//! `claimgate capacity` estimates the memory that real claims need; docs/capacity.md computes requests of the page.
 
 use std::fmt::Write as _;
+use std::fs;
 
 use serde_json::json;
+use support::edge::root;
 use support::topology::OWN;
 use support::wait::holds;
 use support::{Core, RedisView, SOON, eventually, only_on};
@@ -60,5 +62,21 @@ async fn an_invalid_flag_value_ends_with_status_2() {
     for wrong in [["--users", "0", "--rate", "1"], ["--users", "1", "--rate", "many"]] {
         let all: Vec<_> = ["capacity"].iter().chain(&wrong).copied().collect();
         run_against(&core, &all).await.ended(2);
+    }
+}
+
+#[test]
+fn the_page_polls_as_the_document_computes() {
+    for (file, code) in [
+        ("page.js", "POLL_MS_MIN = 2000, POLL_MS_MAX = 15000,"),
+        ("page.js", "< 30000 ? POLL_MS_MIN : Math.min(interval * 1.4, "),
+        ("page.js", "pollIn(jitter(interval) + "),
+        ("page.js", "const jitter = (ms) => ms * (0.8 + 0.4 * Math.random());"),
+        ("page.js", "if (lastState && state !== lastState) pollIn(Math.random() * 800);"),
+        ("client/button.js", "const POLL_MS = 15000,"),
+        ("campaigns/campaigns.js", "const POLL_MS = 15000,"),
+    ] {
+        let source = fs::read_to_string(root().join("edge/assets").join(file)).unwrap();
+        assert!(source.contains(code), "docs/capacity.md computes with this code of {file}: {code}");
     }
 }

@@ -53,6 +53,8 @@ fn public_environments_have_rate_limits_logs_and_no_demo() {
             assert!(!vars.contains_key(of_the_demo), "{environment}: {of_the_demo}");
         }
         assert_eq!(tables[&format!("env.{environment}.observability")][0]["enabled"], "true");
+        let logs = &tables[&format!("env.{environment}.observability.logs")][0];
+        assert_eq!((logs["enabled"].as_str(), logs["invocation_logs"].as_str()), ("true", "false"));
         let limiters = &tables[&format!("env.{environment}.ratelimits")];
         let limiter_names: Vec<_> = limiters.iter().map(|limiter| limiter["name"].as_str()).collect();
         assert_eq!(limiter_names, [r#""RATE_PER_ADDRESS""#, r#""RATE_PER_USER""#], "{environment}");
