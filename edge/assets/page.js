@@ -8,6 +8,7 @@ import {
 const POLL_MS_MIN = 2000, POLL_MS_MAX = 15000, CLOCK_MS_MAX = 60000, SNAPSHOT_MS_MAX = 3000, EARLY_TRIES_MAX = 6;
 const LOOKUP_MS_MIN = 3000, LOOKUP_RETRY_MS = 15000, LOOKUP_SPREAD_MS = 8000, OTHERS_MAX = 5, WARNING_S = 300;
 const GRANTED_SHOWN_MS = 8000; // until the next held claim is shown
+const OPENING_MS = 30000; // the page polls most often from this time before the opening until this time after it
 const STOPPED = /^(not_started|paused|sold_out|ended)$/;
 const LIMITED = /^user_/;
 const LACKS_PASS = /^(pass_required|no_pass|insecure)$/;
@@ -53,6 +54,20 @@ function pollIn(ms) {
 	if (!document.hidden) pollTimer = setTimeout(refresh, ms);
 }
 
+// Schedules the next poll. The brand may make polls rare, but not while the page waits for an answer or a payment.
+function pollLater() {
+	const mayBeRare = !failure && !pending && shownStatus() !== "held";
+	const max = (mayBeRare && window.claimgateBrand?.refreshMs) || POLL_MS_MAX;
+	const untilOpening = Date.parse(view?.starts_at) - now();
+	interval = Math.abs(untilOpening) < OPENING_MS ? POLL_MS_MIN : Math.min(interval * 1.4, max);
+	let wait = jitter(interval);
+	// A long wait ends soon after the frequent polls begin: at a random time, so that pages do not poll together.
+	if (interval > POLL_MS_MAX && untilOpening > OPENING_MS) {
+		wait = Math.min(wait, untilOpening - OPENING_MS + POLL_MS_MAX * Math.random());
+	}
+	pollIn(wait + (failure?.wait_ms ?? 0));
+}
+
 async function refresh() {
 	if (polling || !campaign) return;
 	polling = true;
@@ -68,8 +83,7 @@ async function refresh() {
 		failure = problemOf(error);
 	}
 	polling = false;
-	interval = Math.abs(Date.parse(view?.starts_at) - now()) < 30000 ? POLL_MS_MIN : Math.min(interval * 1.4, POLL_MS_MAX);
-	pollIn(jitter(interval) + (failure?.wait_ms ?? 0));
+	pollLater();
 	render();
 	if (lastFailure && !failure && pending && token && !secondsTo(outcome?.until)) claim(); // the network is back
 	else if (version && view.version !== version) lookUpIn(lookupDelay());
@@ -224,6 +238,7 @@ function conclude(answer) {
 	if (kind === "won" && view && remaining >= 0) view.remaining = remaining;
 	if (code === "unauthenticated") signOut(answer);
 	if (kind === "won" || STOPPED.test(code)) pollIn(jitter(1.25 * SNAPSHOT_MS_MAX)); // until then the edge may serve an older view
+	else if (pending && !failure) pollLater(); // the next poll may be minutes away
 	if (kind !== "won" && !LIMITED.test(code)) return;
 	if (own) own.allowance = null; // out of date
 	lookUpIn(kind === "won" ? 2000 * Math.random() : lookupDelay());

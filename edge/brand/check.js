@@ -5,6 +5,7 @@ import { PROPERTIES, isColour, unreadable } from "./colours.js";
 const NAME_CHARS_MAX = 60, TEXT_CHARS_MAX = 300, URL_CHARS_MAX = 2048, LOGO_BYTES_MAX = 8000, QUOTED_CHARS_MAX = 60;
 /** The list reads all campaigns together, and the edge limits how often an address may read. */
 const LISTED_MAX = 12;
+const REFRESH_S_MIN = 15, REFRESH_S_MAX = 300;
 const CAMPAIGN_ID = /^[A-Za-z0-9_-]{1,64}$/;
 const LOGO_NAME = /^[A-Za-z0-9_-]{1,64}\.(svg|png)$/;
 /** The file of a campaign that `claimgate drill` made, whose id contains the time. */
@@ -12,7 +13,7 @@ const DRILL = /^brand\/drill-\d{14}-/;
 const PNG = Buffer.from([0x89, 0x50, 0x4e, 0x47, 0x0d, 0x0a, 0x1a, 0x0a]);
 // The browser runs no script of a picture, but shows the file if its URL is opened.
 const ACTIVE_SVG = /<\s*(script|foreignobject|!doctype|!entity)|\son\w+\s*=|javascript:|href\s*=\s*["']?\s*(?!["'#\s]|data:image\/)/i;
-const MEMBERS = ["name", "logo", "colours", "support", "terms", "checkout", "listed", "texts"];
+const MEMBERS = ["name", "logo", "colours", "support", "terms", "checkout", "listed", "texts", "refresh_seconds"];
 /** The value in the link to the checkout that the page fills in. */
 const CLAIM_ID = "{claim_id}";
 /** Members of a language in messages.js that are not texts, or that have a member of the brand. */
@@ -126,6 +127,11 @@ class BrandFile {
 		});
 	}
 
+	refresh_seconds(value) {
+		if (Number.isInteger(value) && value >= REFRESH_S_MIN && value <= REFRESH_S_MAX) this.brand.refresh_seconds = value;
+		else this.wrong("refresh_seconds", `${quoted(value)} is no number of seconds; use ${REFRESH_S_MIN} to ${REFRESH_S_MAX}.`);
+	}
+
 	/** Checks that `value` has the form of the original in messages.js: a text, a list of texts, or texts by key. */
 	likeOriginal(member, value, original) {
 		if (typeof original === "string") return this.template(member, value, original);
@@ -217,14 +223,15 @@ function merge(general, own) {
 	return merged;
 }
 
-/** Returns the brand as the page reads it (edge/brand/apply.js, messages.js). */
-function forPage({ name, logo, colours, support, terms, checkout, texts }, languages) {
+/** Returns the brand as the page reads it (edge/brand/apply.js, messages.js, page.js). */
+function forPage({ name, logo, colours, support, terms, checkout, texts, refresh_seconds }, languages) {
 	const properties = (palette = {}) => Object.fromEntries(Object.entries(palette).map(([name, colour]) => [`--${PROPERTIES[name]}`, colour]));
 	const words = (language) => ({ ...texts?.[language], brand: name[language], links: { support: support?.[language], terms: terms?.[language], checkout: checkout?.[language] } });
 	return {
 		logo: logo && `/brand/${logo}`,
 		colours: { light: properties(colours?.light), dark: properties(colours?.dark) },
 		words: Object.fromEntries(Object.keys(languages).map((language) => [language, words(language)])),
+		...(refresh_seconds && { refreshMs: 1000 * refresh_seconds }),
 	};
 }
 

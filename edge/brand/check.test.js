@@ -145,8 +145,15 @@ test("unreadable colours are rejected with their contrast", () => {
 		`edge/assets/brand/spring.json: colours.${scheme}.warning: #333 on ${ground} #000 has a contrast of 1.7; choose colours with at least 4.5.`)));
 });
 
+test("the interval of the polls has limits, and a campaign may have its own", () => {
+	const { brands } = check({ "brand.json": { name: "Shop", refresh_seconds: 60 }, "brand/spring.json": { refresh_seconds: 15 }, "brand/other.json": {} });
+	assert.deepEqual(brands.map(([id, { refreshMs }]) => [id, refreshMs]), [["", 60000], ["spring", 15000], ["other", 60000]]);
+	for (const value of [14, 301, 60.5, "60", null]) assertWrong({ refresh_seconds: value }, `refresh_seconds: ${JSON.stringify(value)} is no number of seconds; use 15 to 300.`);
+	for (const value of [15, 300]) assertWrong({ refresh_seconds: value });
+});
+
 test("unknown members are rejected at each level", () => {
-	const members = "name, logo, colours, support, terms, checkout, listed, texts";
+	const members = "name, logo, colours, support, terms, checkout, listed, texts, refresh_seconds";
 	assertWrong({ colors: {} }, `colors: is unknown; use ${members}.`);
 	assertWrong(JSON.parse('{ "__proto__": {}, "constructor": 1 }'), `__proto__: is unknown; use ${members}.`, `constructor: is unknown; use ${members}.`);
 	assertWrong({ colours: { grey: {} } }, "colours.grey: is unknown; use light, dark.");

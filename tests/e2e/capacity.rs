@@ -69,8 +69,10 @@ async fn an_invalid_flag_value_ends_with_status_2() {
 fn the_page_polls_as_the_document_computes() {
     for (file, code) in [
         ("page.js", "POLL_MS_MIN = 2000, POLL_MS_MAX = 15000,"),
-        ("page.js", "< 30000 ? POLL_MS_MIN : Math.min(interval * 1.4, "),
-        ("page.js", "pollIn(jitter(interval) + "),
+        ("page.js", "OPENING_MS = 30000;"),
+        ("page.js", "Math.abs(untilOpening) < OPENING_MS ? POLL_MS_MIN : Math.min(interval * 1.4, max);"),
+        ("page.js", "let wait = jitter(interval);"),
+        ("page.js", "Math.min(wait, untilOpening - OPENING_MS + POLL_MS_MAX * Math.random());"),
         ("page.js", "const jitter = (ms) => ms * (0.8 + 0.4 * Math.random());"),
         ("page.js", "if (lastState && state !== lastState) pollIn(Math.random() * 800);"),
         ("client/button.js", "const POLL_MS = 15000,"),

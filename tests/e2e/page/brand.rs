@@ -14,6 +14,7 @@ use support::edge::{Edge, Runtime, World, built, emptied, root, tool};
 use support::examples::example;
 use tokio::sync::OnceCell;
 
+use super::held::{claim_held, create_with_hold};
 use super::states::CUT;
 use super::{BUTTON, CODE, PHASE, in_browser, limits, page_world, text};
 
@@ -311,5 +312,72 @@ fn logos_are_served_like_the_pages_other_files() {
         for path in ["/brand/none.svg", "/brand.json", "/generated", "/campaigns/", "/constructor"] {
             let _ = http.send(get(path)).await.unwrap().expect(404);
         }
+    });
+}
+
+/// Script that records the page's waits for polls, and lets each pass a hundred times as fast.
+const SHORTEN_WAITS: &str = "window.polls = window.longest = 0;
+    const wait = setTimeout;
+    window.setTimeout = (work, ms) => {
+        if (work.name !== 'refresh') return wait(work, ms);
+        polls++;
+        longest = Math.max(longest, ms);
+        return wait(work, ms / 100);
+    };";
+
+/// Script that makes the campaign open 40 s after each poll.
+const OPENS_SOON: &str = "const fetchView = fetch;
+    window.fetch = async (url, options) => {
+        const reply = await fetchView(url, options);
+        if (!/campaigns.[^/]+$/.test(url) || !reply.ok) return reply;
+        const view = await reply.json();
+        const starts_at = new Date(Date.parse(view.server_time) + 40000);
+        return new Response(JSON.stringify({ ...view, state: 'scheduled', starts_at }));
+    };";
+
+/// Opens the campaign's page on an edge whose brand sets 60 s between polls.
+async fn page_with_rare_polls(edge: &Edge, campaign: &str, scripts: &[&str]) -> Browser {
+    let page = Browser::open(campaign, PHONE).await;
+    for source in scripts {
+        page.devtools("Page.addScriptToEvaluateOnNewDocument", json!({"source": source})).await;
+    }
+    page.goto(&edge.url(&format!("/?campaign={campaign}"))).await;
+    page
+}
+
+async fn assert_longest_wait_below(page: &Browser, most_ms: f64) {
+    let longest = page.eval("longest").await.as_f64().unwrap();
+    assert!(longest < most_ms, "the page waited for {longest} ms");
+}
+
+#[test]
+fn the_page_polls_rarely_if_no_claim_is_held() {
+    in_browser("the_page_polls_rarely_if_no_claim_is_held", async {
+        let world = page_world().await;
+        create_with_hold(&world, "page-brand-refresh", 3600).await;
+        let edge = branded_edge(&world).await;
+        let page = page_with_rare_polls(&edge, "page-brand-refresh", &[SHORTEN_WAITS]).await;
+        // 60 s, less 20 %; without a brand, 15 s and 20 %.
+        page.until("longest >= 48000", true).await;
+        claim_held(&page).await;
+        page.eval("polls = longest = 0").await;
+        page.until("polls >= 5", true).await;
+        assert_longest_wait_below(&page, 48_000.0).await;
+        page.close().await;
+    });
+}
+
+#[test]
+fn no_long_wait_for_a_poll_lasts_until_the_opening() {
+    in_browser("no_long_wait_for_a_poll_lasts_until_the_opening", async {
+        let world = page_world().await;
+        world.core.create("page-brand-opening", limits()).await;
+        let edge = branded_edge(&world).await;
+        let scripts = [SHORTEN_WAITS, OPENS_SOON];
+        let page = page_with_rare_polls(&edge, "page-brand-opening", &scripts).await;
+        // The waits have grown to 60 s, but end within 15 s after the frequent polls begin, which is in 10 s.
+        page.until("polls >= 20", true).await;
+        assert_longest_wait_below(&page, 40_000.0).await;
+        page.close().await;
     });
 }

@@ -34,7 +34,7 @@ fn counts_below(seconds: i64) -> String {
 }
 
 /// Creates an open campaign whose claims are held for `seconds`.
-async fn create_with_hold(world: &World, id: &str, seconds: u32) {
+pub async fn create_with_hold(world: &World, id: &str, seconds: u32) {
     let rules = json!({"id": id, "name": "Reserved", "starts_at": from_now(-60), "hold_seconds": seconds,
         "limits": {"total": 100, "per_user": 3}});
     world.core.create_with(rules).await;
@@ -50,7 +50,7 @@ async fn edge_with_checkout(world: &World, name: &str, shop: &str) -> Edge {
 }
 
 /// Claims a unit on the page, and waits until it is held.
-async fn claim_held(page: &Browser) {
+pub async fn claim_held(page: &Browser) {
     page.until(BUTTON, false).await;
     page.press("#claim").await;
     page.until(CODE, "held").await;
