@@ -94,6 +94,22 @@ fn the_packaged_edge_settings_match_the_worker() {
 }
 
 #[test]
+fn the_packages_have_the_documents_that_settings_name() {
+    for (settings, packaged) in [
+        (CORE_SETTINGS, include_str!("../../packaging/debian/claimgate.docs")),
+        (EDGE_SETTINGS, include_str!("../../packaging/debian/claimgate-edge.docs")),
+    ] {
+        let words = settings.split_whitespace().map(|word| word.trim_matches(['(', ')', ',', '.', ':']));
+        let named: BTreeSet<_> = words.filter(|word| word.starts_with("docs/")).collect();
+        assert!(named.contains("docs/configuration.md"), "{named:?}");
+        let lists = |document: &str| packaged.lines().any(|line| ["docs/*.md", document].contains(&line));
+        for document in named {
+            assert!(lists(document) && root().join(document).is_file(), "{document}: {packaged}");
+        }
+    }
+}
+
+#[test]
 fn the_manifests_name_existing_variables_only() {
     let (core, edge) = (settings(CORE_SETTINGS), settings(EDGE_SETTINGS));
     let known: BTreeSet<_> = names(&core).union(&names(&edge)).copied().collect();
