@@ -142,6 +142,23 @@ claim_through_edge() { # USER KEY
 }
 claims_through_edge() { [ "$(claim_through_edge "$1" "$2")" = "$3" ]; }
 
+issues_challenge() { # USER
+    contains "$(in_machine curl -s --max-time 5 -H "Authorization: Bearer $(as_core token --user "$1")" \
+        http://127.0.0.1:8787/v1/campaigns/demo/challenge)" '"altcha"'
+}
+
+# Turns on challenges. The secret is in a file, as docs/packages.md describes.
+use_credential() {
+    local overrides=/etc/systemd/system/claimgate-edge.service.d
+    # shellcheck disable=SC2016 # for the machine's shell to expand
+    in_machine sh -c 'umask 077 && printf "edge:%s" "$(head -c 32 /dev/urandom | base64 | tr +/ -_ | tr -d =)" >/root/pass-signing-key'
+    in_machine mkdir -p $overrides
+    in_machine sh -c "printf '[Service]\nLoadCredential=pass-signing-key:/root/pass-signing-key\n' >$overrides/secrets.conf"
+    in_machine sed -i 's/^#CHALLENGE=.*/CHALLENGE=altcha/; s/^#PASS_SIGNING_KEY_FILE=/PASS_SIGNING_KEY_FILE=/' /etc/claimgate/edge.env
+    in_machine systemctl daemon-reload
+    in_machine systemctl restart claimgate-edge
+}
+
 try_edge() {
     local process
     expect "the edge is not started by default" state_is claimgate-edge inactive
@@ -156,6 +173,9 @@ try_edge() {
     expect "with its secrets, the edge grants a claim" within 20 claims_through_edge carol first 201
     process=$(property claimgate-edge MainPID)
     expect "the edge runs as a dynamic user" [ "$(in_machine ps -o uid= -p "$process")" -ge 61184 ]
+    use_credential
+    expect "with a secret that systemd passes as a file, the edge is ready" within 20 edge_is_ready
+    expect "the edge issues challenges with it" within 20 issues_challenge carol
     in_machine systemctl stop claimgate-edge
     expect "a connection starts a stopped edge" claims_through_edge carol first 200
 }
