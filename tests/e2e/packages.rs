@@ -115,12 +115,36 @@ fn the_manifests_name_existing_variables_only() {
     let known: BTreeSet<_> = names(&core).union(&names(&edge)).copied().collect();
     for (file, text) in MANIFESTS {
         let mut named = BTreeSet::new();
-        for prefix in ["CLAIMGATE_", "CORE_", "EDGE_", "USER_JWT_", "CLIENT_"] {
+        for prefix in
+            ["CLAIMGATE_", "CORE_", "EDGE_", "USER_JWT_", "USER_ID_", "CLIENT_", "PASS_", "TURNSTILE_"]
+        {
             named.extend(variables(text, prefix));
         }
         // Only Compose uses this variable, the tag of the images.
         named.remove("CLAIMGATE_TAG");
         assert!(named.len() > 2 && named.is_subset(&known), "{file}: {named:?}");
+    }
+}
+
+/// A manifest shows where each secret belongs, at least in a comment.
+#[test]
+fn the_manifests_name_each_secret() {
+    // The compose file runs core with its own Redis.
+    let not_in_compose = ["CLAIMGATE_REDIS_URL_FILE", "CLAIMGATE_REDIS_SENTINEL_PASSWORD_FILE"];
+    let [_, (_, compose), (_, core), (_, edge)] = MANIFESTS;
+    for (manifest, left_out, settings_file) in [
+        (compose, &not_in_compose[..], CORE_SETTINGS),
+        (compose, &[], EDGE_SETTINGS),
+        (core, &[], CORE_SETTINGS),
+        (edge, &[], EDGE_SETTINGS),
+    ] {
+        let secrets = names(&settings(settings_file)).into_iter().filter(|name| name.ends_with("_FILE"));
+        for secret in secrets.filter(|secret| !left_out.contains(secret)) {
+            assert!(
+                variables(manifest, secret.trim_end_matches("FILE")).contains(secret),
+                "{secret}: {manifest}"
+            );
+        }
     }
 }
 
