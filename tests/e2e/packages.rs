@@ -148,6 +148,14 @@ fn the_manifests_name_each_secret() {
     }
 }
 
+/// `faults::import` checks that the largest import needs less than 1 GiB. Claims continue meanwhile.
+#[test]
+fn core_gets_more_memory_than_an_import_needs() {
+    let (_, core) = MANIFESTS[2];
+    let limit = core.split("limits: {memory: ").nth(1).and_then(|rest| rest.split("Mi}").next()).unwrap();
+    assert!(limit.parse::<u32>().unwrap() > 1024 + 256, "{limit} MiB");
+}
+
 /// A pod can give itself any label, but only administrators of the cluster can label a namespace.
 #[test]
 fn a_pod_cannot_gain_access_by_labelling_itself() {

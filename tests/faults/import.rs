@@ -498,8 +498,8 @@ async fn a_large_file_is_imported_within_its_memory_bound(row: Row, fixture: Fix
     check_counted(import(core, "demo", &file).await, count, 0);
     let took = started.elapsed();
     ready(core, "demo", count as u64, count as u64).await;
-    // The memory limit that the packaged manifest gives core; CLAIMS=2999998 is the largest file that the API
-    // accepts.
+    // The bound of docs/api.md, which the memory limit of packaging/kubernetes/core.yaml exceeds. CLAIMS=2999998 is
+    // the largest file that the API accepts.
     let peak = core.peak_kib();
     assert!(peak < 1 << 20, "{peak} KiB for {count} claims");
     row.passed(
