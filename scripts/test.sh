@@ -66,6 +66,34 @@ cargo_test() {
     scripts/within.sh "${slow[@]}" cargo test --quiet --workspace --test "$binary" -- --format=pretty "$@"
 }
 
+# The binaries of the part `units`: those that build-tests compiles, without those of claimgate-tests. With
+# `--exclude claimgate-tests`, some crates would have fewer features: they, core and all that depends on it would be
+# compiled again. `--bins` would also compile tests of lab's program, which has none (`test = false`).
+unit_binaries=(--lib --bin claimgate --bin bench --test strategies)
+# Packages without examples (`doctest = false`, which `--doc` ignores). They add no features.
+without_examples=(--exclude claimgate-test-support --exclude claimgate-lab)
+
+# Prints the binaries of tests that build-tests has compiled for other packages and `unit_binaries` lacks.
+forgotten_binaries() {
+    sed -nE 's/^ *Executable (unittests src\/main|tests\/.*)\.rs \(.*\/(.*)-[0-9a-f]+\)$/\2/p' $logs/build-tests.log |
+        grep -vxF "${unit_binaries[@]/#/-e}"
+}
+
+# The tests beside the code, and the examples in the documentation of the crates.
+unit_tests() {
+    local failed=0
+    if forgotten_binaries; then
+        echo "failed: add the binaries above to unit_binaries in scripts/test.sh"
+        failed=1
+    fi
+    # shellcheck disable=SC2046 # a list of words
+    scripts/within.sh "${slow[@]}" cargo test --quiet --workspace "${unit_binaries[@]}" --no-fail-fast -- \
+        --format=pretty $(skips strategies) || failed=1
+    scripts/within.sh "${slow[@]}" cargo test --quiet --workspace "${without_examples[@]}" --doc --no-fail-fast -- \
+        --format=pretty || failed=1
+    return $failed
+}
+
 # The tests of BINARY that the gate leaves out, one per line.
 left_out() { awk -v binary="$1" '$1 == binary { print $2 }' tests/soak.txt; }
 
@@ -82,11 +110,7 @@ run_part() {
     interleavings | model) part "$1" cargo_test "$1" --nocapture ;;
     # Runs two rows at a time.
     topologies) part topologies env RUST_TEST_THREADS="$(nproc)" "${slow[@]}" scripts/topologies.sh listed ;;
-    units)
-        # shellcheck disable=SC2046 # a list of words
-        part units scripts/within.sh "${slow[@]}" cargo test --quiet --workspace --exclude claimgate-tests --no-fail-fast -- \
-            --format=pretty $(skips strategies)
-        ;;
+    units) part units unit_tests ;;
     soak) soak ;;
     *)
         sed -n '2,/^set/{/^#/p}' "$0" >&2
@@ -127,7 +151,7 @@ run_again() {
         name=$(basename "$log" .log)
         for test in $(failed_tests "$log"); do
             case $name in
-            units) again "$name $test" cargo test --quiet --workspace --exclude claimgate-tests -- --exact "$test" ;;
+            units) again "$name $test" cargo test --quiet --workspace "${unit_binaries[@]}" -- --exact "$test" ;;
             *) again "$name $test" cargo test --quiet --workspace --test "${name#soak-}" -- --exact "$test" ;;
             esac
         done
