@@ -60,7 +60,8 @@ run() { # TOPOLOGY SERVER BINARY [TEST ...]
     fi
 }
 
-# Runs two rows concurrently, because most tests wait for I/O.
+# Runs two rows concurrently, because most tests wait for I/O. The row of wrangler is long and comes first: if it began
+# last, it would run alone for most of its time.
 listed() {
     local topology server binary
     export RUST_TEST_THREADS=${RUST_TEST_THREADS:-4}
@@ -68,7 +69,7 @@ listed() {
         mapfile -t tests < <(awk -v which="$topology $server $binary" '$1 " " $2 " " $3 == which { print $4 }' tests/other-topologies.txt)
         while [ "$(jobs -pr | wc -l)" -ge 2 ]; do wait -n || true; done
         run "$topology" "$server" "$binary" "${tests[@]}" &
-    done < <(sed '/^#/d; /^$/d' tests/other-topologies.txt | awk '{ print $1, $2, $3 }' | sort -u)
+    done < <(sed '/^#/d; /^$/d' tests/other-topologies.txt | awk '{ print $1, $2, $3 }' | sort -ru)
     wait
 }
 
