@@ -12,10 +12,13 @@ use crate::client::Repetition;
 use crate::process::is_slow;
 use crate::{Reply, SOON};
 
-const POLL: Duration = Duration::from_millis(10);
+/// The shortest and the longest pause between two checks.
+const PAUSE_SHORT: Duration = Duration::from_millis(10);
+const PAUSE_LONG: Duration = Duration::from_millis(100);
 
 /// Calls `check` until it returns `Ok`; fails the test with the last `Err` after `within`, or four times as long on a
-/// simulated slow machine.
+/// simulated slow machine. The pauses grow to a tenth of the time waited, because each check costs processor time that
+/// other tests need.
 pub async fn eventually<T, F, Fut>(within: Duration, mut check: F) -> T
 where
     F: FnMut() -> Fut,
@@ -27,7 +30,7 @@ where
         match check().await {
             Ok(value) => return value,
             Err(last) if started.elapsed() > within => panic!("not within {within:?}: {last}"),
-            Err(_) => tokio::time::sleep(POLL).await,
+            Err(_) => tokio::time::sleep((started.elapsed() / 10).clamp(PAUSE_SHORT, PAUSE_LONG)).await,
         }
     }
 }

@@ -5,7 +5,8 @@ use support::browser::{Browser, PHONE};
 use support::times::from_now;
 
 use super::{
-    AGAIN_HIDDEN, BUTTON, PHASE, RECORD_ANNOUNCEMENTS, TAB, in_browser, limits, page_world, text, visit,
+    AGAIN_HIDDEN, BUTTON, PHASE, RECORD_ANNOUNCEMENTS, STATE, TAB, in_browser, limits, page_world, text,
+    visit,
 };
 
 const FOCUS: &str = "document.activeElement.id";
@@ -143,7 +144,7 @@ fn a_screen_reader_gets_all_labels_and_each_result_once() {
         assert_eq!(page.eval("heard").await, json!(["Sending…", "It is yours"]));
 
         let _ = world.core.set_admin_state("page-heard", "end").await.expect(200);
-        page.until("document.getElementById('state').dataset.state", "ended").await;
+        page.until(STATE, "ended").await;
         assert_eq!(page.eval("heard").await, json!(["Sending…", "It is yours", "This campaign has ended"]));
         page.close().await;
     });

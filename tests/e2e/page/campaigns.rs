@@ -8,7 +8,7 @@ use support::edge::{Edge, World};
 use support::times::from_now;
 
 use super::brand::{branded_page, edge_with_page};
-use super::{DEAF, FAKE_ANSWERS, in_browser, limits, page_world, run, text};
+use super::{DEAF, FAKE_ANSWERS, STATE, in_browser, limits, page_world, run, text};
 
 /// Returns what the list shows of each campaign: the target of its link, name, state and details.
 const ROWS: &str = "[...document.querySelectorAll('#campaigns a')].map(
@@ -109,7 +109,7 @@ fn a_list_without_a_network_recovers_and_obeys_retry_after() {
         let waited = page.eval("asked[1] - asked[0]").await.as_f64().unwrap();
         assert!(waited > 4900.0, "{waited} ms"); // timers may be a little early
         page.goto(&edge.url("/?campaign=list-offline")).await;
-        page.until("document.getElementById('state').dataset.state", "open").await;
+        page.until(STATE, "open").await;
         page.close().await;
     });
 }

@@ -13,14 +13,13 @@ use support::turnstile::Turnstile;
 
 use super::super::edge::challenges::SIGNING_KEY;
 use super::{
-    BUTTON, CODE, PHASE, assert_message, assert_only_claim, in_browser, text, until_an_hour_later, user,
-    visit, visit_on_clock,
+    BUTTON, CODE, PHASE, STATE, assert_message, assert_only_claim, in_browser, text, until_an_hour_later,
+    user, visit, visit_on_clock,
 };
 
 const PASS: &str = "document.getElementById('pass').textContent";
 const HAS_PASS: &str =
     "document.getElementById('pass').textContent.startsWith('You have a pass, valid until ')";
-const STATE: &str = "document.getElementById('state').dataset.state";
 /// Number of solutions that the page has sent.
 const PASSES: &str =
     "performance.getEntriesByType('resource').filter(({ name }) => /[/]pass$/.test(name)).length";

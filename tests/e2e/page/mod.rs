@@ -28,6 +28,8 @@ use tokio::sync::{Mutex, MutexGuard, OnceCell};
 use super::edge::run;
 
 pub const PHASE: &str = "document.body.dataset.phase";
+/// The campaign's state. Unlike the phase, it stays when a lookup finds that the user's next claim would be denied.
+pub const STATE: &str = "document.getElementById('state').dataset.state";
 pub const BUTTON: &str = "document.getElementById('claim').disabled";
 pub const AGAIN_HIDDEN: &str = "document.getElementById('again').hidden";
 pub const CODE: &str = "document.getElementById('result').dataset.code";

@@ -16,12 +16,11 @@ use support::examples::example;
 use support::{SOON, eventually};
 
 use super::super::edge::key_server::{Answer, KeyServer};
-use super::{CODE, PHASE, in_browser, limits, text, visit};
+use super::{CODE, PHASE, STATE, in_browser, limits, text, visit};
 
 const USER: &str = "document.getElementById('user')?.textContent ?? null";
 const TOKEN: &str = "JSON.parse(sessionStorage['claimgate:token'] ?? null)";
 const HAS_SIGN_IN: &str = "document.getElementById('sign-in')?.checkVisibility() ?? false";
-const STATE: &str = "document.getElementById('state').dataset.state";
 const HAS_LOGIN: &str = "document.querySelector('[name=login]') !== null";
 const CALLED: &str = "performance.getEntriesByType('resource').map(({ name }) => new URL(name).origin)\
     .every(origin => origin === location.origin)";

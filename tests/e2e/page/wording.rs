@@ -11,7 +11,7 @@ use support::times::from_now;
 use support::{CoreOptions, SOON};
 
 use super::{
-    BUTTON, CODE, FAKE_ANSWERS, PHASE, assert_message, in_browser, limits, page_world, press_anyway,
+    BUTTON, CODE, FAKE_ANSWERS, PHASE, STATE, assert_message, in_browser, limits, page_world, press_anyway,
     return_claim, text, until_an_hour_later, user, visit, visit_on_clock,
 };
 
@@ -163,7 +163,7 @@ fn every_denying_rule_is_worded_in_both_languages() {
             ("page-full", "open", "user_limit_reached", "You have reached your limit", "您已领满"),
         ] {
             page.goto(&world.edge.url(&format!("/?campaign={campaign}"))).await;
-            page.until(PHASE, state).await;
+            page.until(STATE, state).await;
             press_anyway(&page).await;
             assert_message(&page, code, english, chinese).await;
             page.check_layout(&format!("7-{campaign}")).await;
