@@ -68,6 +68,9 @@
 		refusals: { ...snapshot.refusals, by_reason: snapshot.refusals.by_reason.map((one) => ({ ...one, per_s: one.per_s && one.per_s * wave(offset + 9) })) },
 	});
 	const steps = Array.from({ length: 660 }, (_, step) => step * 5 - 3600);
+	// The page draws everything for each snapshot, so there are few. A line of the charts connects snapshots that are up
+	// to 4 s apart, in whole seconds.
+	const offsets = state === "fresh" ? [-1, 0] : Array.from({ length: 101 }, (_, step) => step * 3 - 300);
 	const earlier = (offset) => ({ at: at(offset), claims_per_s: snapshot.campaigns.total * wave(offset), refusals_per_s: 0.5 * wave(offset), outbox_events: 0 });
 	const trends = () => ({ samples: steps.map(earlier), campaigns: { members: steps.map(wave) } });
 	let streams = 0;
@@ -79,7 +82,7 @@
 			start(events) {
 				events.enqueue(event("watcher", { name: "ada", role: "admin", version: "0.1.0", page_url: "https://claims.example.com" }));
 				if (state !== "fresh") events.enqueue(event("trends", trends()));
-				for (let offset = state === "fresh" ? -1 : -300; offset <= 0; offset++) events.enqueue(event("snapshot", offset ? before(offset) : { ...snapshot, at: at(0) }));
+				for (const offset of offsets) events.enqueue(event("snapshot", offset ? before(offset) : { ...snapshot, at: at(0) }));
 				if (state === "lost") setTimeout(() => events.close(), 300);
 				else timers.push(setInterval(() => {
 					window.snapshots = (window.snapshots ?? 0) + 1;
