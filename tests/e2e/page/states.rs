@@ -121,8 +121,9 @@ async fn find_layout_faults(page: &Browser, state: &str) -> Vec<String> {
             }
             for width in WIDTHS {
                 page.resize((width, 900)).await;
-                add(format!("in {language} at {width} is clipped"), &page.eval(CUT).await);
-                add(format!("in {language} at {width} wraps"), &page.eval(NUMBERS).await["broken"]);
+                let found = page.eval(&format!("[{CUT}, {NUMBERS}.broken]")).await;
+                add(format!("in {language} at {width} is clipped"), &found[0]);
+                add(format!("in {language} at {width} wraps"), &found[1]);
                 if saved {
                     page.screenshot(&format!("states/{state}-{language}-{scheme}-{width}")).await;
                 }
