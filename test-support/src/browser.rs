@@ -23,8 +23,9 @@ use crate::process::own_loopback;
 use crate::wait::holds;
 use crate::{SOON, eventually};
 
-/// Number of browsers that may be open at a time; each uses a whole processor while it renders.
-const BROWSERS_MAX: usize = 2;
+/// Number of browsers that may be open at a time: as many as tests run on two processors, because most of the time a
+/// test waits for its page. A browser uses a whole processor only while it starts or renders.
+const BROWSERS_MAX: usize = 4;
 
 /// Time limit of one command. Opening a browser or a page has taken 30 s on a busy machine.
 const COMMAND_MAX: Duration = SOON;
