@@ -27,6 +27,7 @@ const CALLED: &str = "performance.getEntriesByType('resource').map(({ name }) =>
 
 /// A provider on this machine.
 struct Provider {
+    name: String,
     url: String,
     log: PathBuf,
     _process: ProcessGroup,
@@ -46,7 +47,7 @@ impl Provider {
             url.map(str::to_owned).ok_or(text)
         })
         .await;
-        Self { url, log, _process: process }
+        Self { name: name.to_owned(), url, log, _process: process }
     }
 
     /// Starts a world whose visitors sign in as the client of this algorithm.
@@ -59,7 +60,8 @@ impl Provider {
             ("USER_JWT_AUD", algorithm),
             client.split_once('=').expect("one setting"),
         ];
-        World::start(Runtime::from_env(), &format!("page-sign-in-{algorithm}"), "test", &variables).await
+        let name = format!("page-sign-in-{}-{algorithm}", self.name);
+        World::start(Runtime::from_env(), &name, "test", &variables).await
     }
 
     /// Returns the parameters of the latest authorization request.
@@ -92,48 +94,60 @@ async fn press_sign_in(page: &Browser) {
     page.press("#sign-in").await;
 }
 
+/// Signs alice in on the page of the campaign `page-signed`, and claims.
+async fn sign_in_and_claim(page: &Browser, provider: &Provider) {
+    press_sign_in(page).await;
+    provider.log_in(page, "alice").await;
+    page.until(USER, "Signed in as alice").await;
+    assert_eq!(page.eval("location.search").await, "?campaign=page-signed");
+    page.press("#claim").await;
+    page.until(PHASE, "won").await;
+}
+
 #[test]
 fn a_visitor_signs_in_claims_and_signs_out() {
     in_browser("a_visitor_signs_in_claims_and_signs_out", async {
+        let provider = Provider::start("visitors").await;
+        let world = provider.world("RS256").await;
+        world.core.create("page-signed", limits()).await;
+        let page = visit(&world, "page-signed", "").await;
+        page.until(CODE, "unauthenticated").await;
+        page.until(HAS_SIGN_IN, true).await;
+        assert_eq!(page.eval(CALLED).await, true, "no third party is called before the visitor signs in");
+        page.check_layout("11-sign-in").await;
+        sign_in_and_claim(&page, &provider).await;
+        page.check_layout("11-signed-in").await;
+        let claim = text(&page, "claim-id").await;
+
+        let other_device = visit(&world, "page-signed", "").await;
+        press_sign_in(&other_device).await;
+        provider.log_in(&other_device, "alice").await;
+        other_device.until("document.getElementById('claim-id')?.textContent ?? null", claim.as_str()).await;
+        other_device.close_after_visit_to(&provider.url).await;
+
+        page.press("#sign-out").await;
+        page.until(HAS_SIGN_IN, true).await;
+        assert_eq!((page.eval(TOKEN).await, page.eval(USER).await), (Value::Null, json!("")));
+        page.reload().await;
+        // The provider's session would sign alice in again, but the next visitor may be another person.
+        press_sign_in(&page).await;
+        provider.log_in(&page, "bob").await;
+        page.until(USER, "Signed in as bob").await;
+        assert_eq!(world.core.sql().until("page-signed", 1).await.len(), 1);
+        page.close_after_visit_to(&provider.url).await;
+    });
+}
+
+#[test]
+fn tokens_of_the_other_algorithms_are_accepted() {
+    in_browser("tokens_of_the_other_algorithms_are_accepted", async {
         let provider = Provider::start("algorithms").await;
-        for algorithm in ["RS256", "ES256", "EdDSA"] {
+        for algorithm in ["ES256", "EdDSA"] {
             let world = provider.world(algorithm).await;
             world.core.create("page-signed", limits()).await;
             let page = visit(&world, "page-signed", "").await;
-            page.until(CODE, "unauthenticated").await;
-            page.until(HAS_SIGN_IN, true).await;
-            assert_eq!(page.eval(CALLED).await, true, "no third party is called before the visitor signs in");
-            if algorithm == "RS256" {
-                page.check_layout("11-sign-in").await;
-            }
-            press_sign_in(&page).await;
-            provider.log_in(&page, "alice").await;
-            page.until(USER, "Signed in as alice").await;
-            assert_eq!(page.eval("location.search").await, "?campaign=page-signed");
-            page.press("#claim").await;
-            page.until(PHASE, "won").await;
-            if algorithm == "RS256" {
-                page.check_layout("11-signed-in").await;
-            }
-            let claim = text(&page, "claim-id").await;
-
-            let other_device = visit(&world, "page-signed", "").await;
-            press_sign_in(&other_device).await;
-            provider.log_in(&other_device, "alice").await;
-            other_device
-                .until("document.getElementById('claim-id')?.textContent ?? null", claim.as_str())
-                .await;
-            other_device.close_after_visit_to(&provider.url).await;
-
-            page.press("#sign-out").await;
-            page.until(HAS_SIGN_IN, true).await;
-            assert_eq!((page.eval(TOKEN).await, page.eval(USER).await), (Value::Null, json!("")));
-            page.reload().await;
-            // The provider's session would sign alice in again, but the next visitor may be another person.
-            press_sign_in(&page).await;
-            provider.log_in(&page, "bob").await;
-            page.until(USER, "Signed in as bob").await;
-            assert_eq!(world.core.sql().until("page-signed", 1).await.len(), 1);
+            sign_in_and_claim(&page, &provider).await;
+            assert_eq!(world.core.sql().until("page-signed", 1).await[0].user_id, "alice");
             page.close_after_visit_to(&provider.url).await;
         }
     });
