@@ -58,6 +58,10 @@ pub const SHIFTED_CLOCK: &str = "const realNow = Date.now;
     window.ahead = Number(new URLSearchParams(location.search).get('ahead'));
     Date.now = () => realNow() + window.ahead;";
 
+/// Script that shortens the page's random waits, such as the one before it looks up the user's claims: they only keep
+/// many visitors from calling at the same moment.
+pub const SHORT_WAITS: &str = "(random => { Math.random = () => random() / 10; })(Math.random);";
+
 /// Script that fails each GET of the page while `deaf` is set, initially by the URL.
 pub const DEAF: &str = "const realFetch = fetch;
     window.deaf = /deaf/.test(location.search);

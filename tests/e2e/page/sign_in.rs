@@ -10,13 +10,13 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
 use reqwest::Url;
 use serde_json::{Value, json};
-use support::browser::Browser;
+use support::browser::{Browser, PHONE};
 use support::edge::{ProcessGroup, Runtime, World, emptied, root, tool};
 use support::examples::example;
 use support::{SOON, eventually};
 
 use super::super::edge::key_server::{Answer, KeyServer};
-use super::{CODE, PHASE, STATE, in_browser, limits, text, visit};
+use super::{CODE, PHASE, SHORT_WAITS, STATE, in_browser, limits, text, visit};
 
 const USER: &str = "document.getElementById('user')?.textContent ?? null";
 const TOKEN: &str = "JSON.parse(sessionStorage['claimgate:token'] ?? null)";
@@ -119,7 +119,10 @@ fn a_visitor_signs_in_claims_and_signs_out() {
         page.check_layout("11-signed-in").await;
         let claim = text(&page, "claim-id").await;
 
-        let other_device = visit(&world, "page-signed", "").await;
+        let other_device = Browser::open("page-signed-elsewhere", PHONE).await;
+        let short_waits = json!({"source": SHORT_WAITS});
+        other_device.devtools("Page.addScriptToEvaluateOnNewDocument", short_waits).await;
+        other_device.goto(&world.edge.url("/?campaign=page-signed")).await;
         press_sign_in(&other_device).await;
         provider.log_in(&other_device, "alice").await;
         other_device.until("document.getElementById('claim-id')?.textContent ?? null", claim.as_str()).await;

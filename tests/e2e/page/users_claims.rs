@@ -6,7 +6,8 @@ use support::browser::{Browser, PHONE};
 use support::edge::World;
 
 use super::{
-    AGAIN_HIDDEN, BUTTON, CODE, FAKE_ANSWERS, PHASE, in_browser, limits, page_world, return_claim, text,
+    AGAIN_HIDDEN, BUTTON, CODE, FAKE_ANSWERS, PHASE, SHORT_WAITS, in_browser, limits, page_world,
+    return_claim, text,
 };
 
 /// Script that records whether the button was disabled at each lookup of the user's claims. Lookups fail if
@@ -24,7 +25,9 @@ const RECORD_LOOKUPS: &str = "const real = fetch, lookups = [];
 /// Opens the page on another device of `user`.
 async fn device_of(world: &World, user: &str, campaign: &str, script: &str, more: &str) -> Browser {
     let page = Browser::open(campaign, PHONE).await;
-    page.devtools("Page.addScriptToEvaluateOnNewDocument", json!({"source": script})).await;
+    for source in [SHORT_WAITS, script] {
+        page.devtools("Page.addScriptToEvaluateOnNewDocument", json!({"source": source})).await;
+    }
     let token = world.token(user);
     page.goto(&world.edge.url(&format!("/?campaign={campaign}{more}#token={token}"))).await;
     page
