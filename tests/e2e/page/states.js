@@ -20,6 +20,12 @@
 	const problem = (status, code, more = {}, after = 60) => ({ status, body: { code, status, instance: "3kT9vYbQd0mXw7aHc2ZpLg", version: 3, ...more }, after });
 	const never = () => new Promise(() => {});
 	const lost = () => Promise.reject(new TypeError("no network"));
+	// The client's time is over, so it does not retry.
+	const lostAtLast = () => {
+		const elapsed = performance.now.bind(performance);
+		performance.now = () => elapsed() + 20000;
+		return lost();
+	};
 
 	// `view`, `claim` and `own` are the answers to the three calls. Without `own`, lookups fail.
 	const states = {
@@ -53,7 +59,7 @@
 		overloaded: { claim: problem(503, "overloaded") },
 		"not-ready": { claim: problem(503, "campaign_not_ready") },
 		"in-doubt": { claim: problem(503, "unavailable") },
-		offline: { claim: lost, offline: true },
+		offline: { claim: lostAtLast, offline: true },
 		"token-missing": { token: 404 },
 		"token-expired": { claim: problem(401, "unauthenticated") },
 		forbidden: { claim: problem(403, "forbidden") },

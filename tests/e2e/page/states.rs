@@ -64,7 +64,7 @@ const STATES: [(&str, bool, &str, &str); 40] = [
     ("overloaded", true, CODE, "overloaded"),
     ("not-ready", true, CODE, "campaign_not_ready"),
     ("in-doubt", true, CODE, "unavailable"),
-    ("offline", true, CODE, "network"),
+    ("offline", true, CODE_AND_NOTE, "network: Connection lost"),
     ("token-missing", false, CODE, "unauthenticated"),
     ("token-expired", true, CODE, "unauthenticated"),
     ("forbidden", true, CODE, "forbidden"),
@@ -76,6 +76,8 @@ const STATES: [(&str, bool, &str, &str); 40] = [
     ("unlimited", false, PHASE, "open"),
 ];
 
+const CODE_AND_NOTE: &str =
+    "`${document.getElementById('result').dataset.code}: ${document.getElementById('note').textContent}`";
 const LEFT: &str = "document.getElementById('left').textContent";
 const WARNING: &str = "document.getElementById('warning').textContent";
 const MESSAGE: &str = "document.getElementById('message').textContent";
