@@ -8,7 +8,7 @@ use support::topology::Topology;
 use support::wait::{holds, until_status};
 use support::{SOON, eventually};
 
-use crate::edge::run_alone;
+use crate::edge::run;
 use crate::traces::{Collector, traced};
 use crate::webhooks::{Receiver, options_for, webhook};
 
@@ -16,7 +16,7 @@ const CODES: &str = "SAVE-7F3A\nSAVE-91KQ\nSAVE-M2XD\n";
 
 #[test]
 fn codes_are_in_no_log_metric_trace_or_url() {
-    run_alone(async {
+    run(async {
         let (collector, url) = Collector::start().await;
         let core = traced(&url, "1").start().await;
         let variables = [("OTLP_URL", url.as_str()), ("TRACE_RATIO", "1")];

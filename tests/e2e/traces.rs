@@ -20,7 +20,7 @@ use support::wait::holds;
 use support::{Core, CoreOptions, Reply, SOON, claim_body, eventually};
 use tokio::net::TcpListener;
 
-use crate::edge::run_alone;
+use crate::edge::{run, run_alone};
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const BROWSER: &str = "00f067aa0ba902b7";
@@ -131,19 +131,29 @@ fn trace_id(number: usize) -> String {
 
 #[test]
 fn a_claim_is_traced_from_the_browser_to_its_row() {
-    run_alone(async {
+    run(async {
         let (collector, url) = Collector::start().await;
         let core = traced(&url, "0").start().await;
         let variables = [("OTLP_URL", url.as_str()), ("TRACE_RATIO", "0")];
         let world = World::before(core, Runtime::from_env(), "traces", "test", &variables).await;
-        world.core.create("demo", json!({"total": 10})).await;
-        let request = world.claim_request("demo", "alice").header("Idempotency-Key", "k");
-        let reply =
-            world.send(request.header("traceparent", format!("00-{TRACE}-{BROWSER}-01"))).await.expect(201);
-        let edge = collector.span(TRACE, "claimgate-edge", "POST /v1/campaigns/{id}/claims").await;
-        let request = collector.span(TRACE, "claimgate-core", "POST /internal/v1/claims").await;
-        let decided = collector.span(TRACE, "claimgate-core", "decide claims").await;
-        let stored = collector.span(TRACE, "claimgate-core", "store claims").await;
+        world.core.create("demo", json!({"total": 100})).await;
+        // If a claim was retried, its trace has the spans of each try. Then another user claims in another trace.
+        let mut traces = 0;
+        let (trace, reply) = eventually(SOON, || {
+            traces += 1;
+            let (world, trace, user) = (&world, trace_id(traces), format!("alice{traces}"));
+            async move {
+                let request = world.keyed_request("demo", &user, "k");
+                let request = request.header("traceparent", format!("00-{trace}-{BROWSER}-01"));
+                let reply = world.send(request).await.expect(201);
+                holds(reply.repeats == 0, || format!("retried: {reply:?}")).map(|()| (trace, reply))
+            }
+        })
+        .await;
+        let edge = collector.span(&trace, "claimgate-edge", "POST /v1/campaigns/{id}/claims").await;
+        let request = collector.span(&trace, "claimgate-core", "POST /internal/v1/claims").await;
+        let decided = collector.span(&trace, "claimgate-core", "decide claims").await;
+        let stored = collector.span(&trace, "claimgate-core", "store claims").await;
         assert_eq!(edge.parent, BROWSER);
         assert_eq!((&request.parent, &decided.parent, &stored.parent), (&edge.id, &request.id, &decided.id));
         for span in [&edge, &request] {
@@ -157,14 +167,14 @@ fn a_claim_is_traced_from_the_browser_to_its_row() {
         // With a sampling ratio of 0, a claim without a trace context is traced neither at the edge nor at
         // core.
         world.claim("demo", "bob", "k").await.expect(201);
-        let request = world.claim_request("demo", "carol").header("Idempotency-Key", "k");
-        world
-            .send(request.header("traceparent", format!("00-{}-{BROWSER}-01", trace_id(1))))
-            .await
-            .expect(201);
-        collector.span(&trace_id(1), "claimgate-core", "store claims").await;
+        traces += 1;
+        let request = world.keyed_request("demo", "carol", "k");
+        let request = request.header("traceparent", format!("00-{}-{BROWSER}-01", trace_id(traces)));
+        world.send(request).await.expect(201);
+        collector.span(&trace_id(traces), "claimgate-core", "store claims").await;
         let spans = collector.spans();
-        assert!(spans.iter().all(|span| [TRACE, &trace_id(1)].contains(&span.trace.as_str())), "{spans:#?}");
+        let traces: Vec<_> = (1..=traces).map(trace_id).collect();
+        assert!(spans.iter().all(|span| traces.contains(&span.trace)), "{spans:#?}");
         let spans_text = format!("{spans:?}");
         assert!(
             !spans_text.contains("alice") && !spans_text.contains("carol"),

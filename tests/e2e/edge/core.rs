@@ -17,7 +17,7 @@ use support::wait::{holds, until_status};
 use support::{CoreOptions, Reply, eventually, promised};
 use tokio::sync::{MutexGuard, OnceCell};
 
-use super::run_alone;
+use super::{run, run_alone};
 
 /// Maximum time of any answer to a browser.
 const ANSWER_MAX: Duration = Duration::from_millis(2_500);
@@ -242,7 +242,7 @@ fn a_browser_that_disconnects_does_not_delay_others() {
 
 #[test]
 fn the_log_contains_no_user_data() {
-    run_alone(async {
+    run(async {
         let world = world().await;
         campaign(&world, "logged").await;
         world.proxy.lose_all_answers(true);

@@ -176,7 +176,7 @@ fn made_up_ids_are_counted_together() {
 
 #[test]
 fn a_report_whose_answer_is_lost_counts_once() {
-    run_alone(async {
+    run(async {
         let world = World::start(Runtime::from_env(), "edge-demand", "test", &[]).await;
         world.core.create("lossy", json!({"total": 5})).await;
         let request = world.request("POST", "/v1/campaigns/lossy/claims").json(&json!({}));

@@ -45,7 +45,7 @@ fn a_drill_slows_down_to_the_rate_limits_of_the_edge() {
 
 #[test]
 fn a_drill_reports_a_token_key_the_edge_does_not_use() {
-    run_alone(async {
+    super::run(async {
         let world = open_world().await;
         let (listen, admin) = (world.core.listen().to_string(), world.core.admin_listen().to_string());
         let (url, data) = (world.edge.url(""), world.core.data_dir());
