@@ -16,7 +16,7 @@ use support::rng::Rng;
 use support::sql::Sql;
 use support::topology::ONE_SERVER;
 use support::wait::{holds, until_status};
-use support::{Core, CoreOptions, RedisServer, SOON, eventually, heavy};
+use support::{Core, CoreOptions, RedisServer, SOON, eventually};
 
 use crate::fixture::socket;
 use crate::tally::Row;
@@ -34,7 +34,6 @@ const CAMPAIGNS: usize = 30;
 async fn claims_during_creation_over_slow_links_are_exact() {
     only_on!(ONE_SERVER, "the proxy supports only one server");
     let row = Row::begin("two cores with slow links: campaigns created under load");
-    let _turn = heavy().await;
     let Some(postgres) = row.needs(Postgres::start().await) else { return };
     let rng = Rng::seeded("delayed");
     let server = RedisServer::start().await;

@@ -421,7 +421,6 @@ async fn concurrent_imports_of_one_file_count_once(row: Row, fixture: Fixture) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_cores_import_one_file_once() {
     let row = Row::begin("one file imported through two cores concurrently");
-    let _turn = heavy().await;
     let Some(fixture) = row.needs(Fixture::two_cores().await) else { return };
     import_concurrently(row, fixture).await;
 }

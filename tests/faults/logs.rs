@@ -15,7 +15,7 @@ use support::postgres::Postgres;
 use support::process::{Signal, free_address, signal_pid};
 use support::topology::OWN;
 use support::wait::{holds, refused_in_time, until_status};
-use support::{Core, CoreOptions, RedisServer, SOON, claim_body, eventually, heavy};
+use support::{Core, CoreOptions, RedisServer, SOON, claim_body, eventually};
 
 use crate::fixture::Fixture;
 use crate::tally::Row;
@@ -163,7 +163,6 @@ async fn a_repeated_failure_is_logged_once() {
 async fn no_secret_is_logged() {
     only_on!(OWN, "it starts its own servers");
     let row = Row::begin("logs: secrets");
-    let _turn = heavy().await;
     let Some(postgres) = row.needs(Postgres::start().await) else { return };
     let redis = RedisServer::start().await;
     let password = format!(">{REDIS_PASSWORD}");

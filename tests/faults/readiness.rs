@@ -8,7 +8,7 @@ use support::process::{Signal, signal_pid};
 use support::redis_server::Kind;
 use support::topology::OWN;
 use support::wait::holds;
-use support::{Core, CoreOptions, SOON, eventually, heavy};
+use support::{Core, CoreOptions, SOON, eventually, undisturbed};
 
 use crate::tally::Row;
 
@@ -35,7 +35,7 @@ async fn a_lost_node_is_reported_but_core_stays_ready() {
     only_on!(OWN, "it starts its own servers");
     let kind = Kind::from_env();
     let row = Row::begin_on(kind, "Cluster: a primary and its replica lost, then all nodes");
-    let _turn = heavy().await;
+    let _turn = undisturbed().await;
     let set = ClusterSet::start(kind).await;
     let core = CoreOptions::default().with("CLAIMGATE_REDIS_URL", set.url()).start().await;
     for campaign in CAMPAIGNS {

@@ -74,7 +74,7 @@ async fn nothing_is_acknowledged_before_a_replica_has_it() {
     only_on!(OWN, "it starts its own servers");
     let kind = Kind::from_env();
     let row = Row::begin_on(kind, "replicas: all stopped, then one");
-    let _turn = heavy().await;
+    let _turn = undisturbed().await;
     let fixture = SentinelFixture::start(kind).await;
     fixture.set.never_fail_over().await;
     fixture.checker.win(&fixture.core, 0..20).await;
@@ -134,7 +134,7 @@ async fn a_promoted_server_outside_the_set_stays_closed() {
     only_on!(OWN, "it starts its own servers");
     let kind = Kind::from_env();
     let row = Row::begin_on(kind, "replicas: a server outside the set promoted");
-    let _turn = heavy().await;
+    let _turn = undisturbed().await;
     let mut fixture = SentinelFixture::start(kind).await;
     let behind = fixture.set.view(2).await.pid().await;
     signal_pid(behind, Signal::STOP);
@@ -171,7 +171,7 @@ async fn a_replica_set_lost_by_sql_is_written_again() {
     only_on!(OWN, "it starts its own servers");
     let kind = Kind::from_env();
     let row = Row::begin_on(kind, "replicas: SQL forgets that one has left the set");
-    let _turn = heavy().await;
+    let _turn = undisturbed().await;
     let fixture = SentinelFixture::start(kind).await;
     fixture.set.never_fail_over().await;
     let sql = Sql::in_directory(&fixture.core.data_dir());
@@ -280,7 +280,7 @@ async fn claims_continue_when_the_barriers_slot_moves() {
     only_on!(OWN, "it starts its own servers");
     let kind = Kind::from_env();
     let row = Row::begin_on(kind, "replicas: the slot of the barrier's own key moved");
-    let _turn = heavy().await;
+    let _turn = undisturbed().await;
     let set = ClusterSet::start(kind).await;
     let core = waiting_for_one(set.url()).start().await;
     has_members(&core, 1).await;

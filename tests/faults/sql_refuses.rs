@@ -16,7 +16,7 @@ use support::small_disk::SmallDisk;
 use support::sql::Sql;
 use support::topology::OWN;
 use support::wait::{holds, reaches};
-use support::{Core, CoreOptions, RedisServer, SOON, Servers, eventually, heavy, promised};
+use support::{Core, CoreOptions, RedisServer, SOON, Servers, eventually, promised};
 use tokio::time::{Instant, sleep};
 
 use crate::fixture::{Fixture, ROOMY};
@@ -72,7 +72,6 @@ async fn core_on(url: String, postgres: Postgres, sql: Sql) -> Fixture {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn claims_continue_while_sql_is_a_standby() {
-    let _turn = heavy().await;
     let row = Row::begin("SQL read-only: its address points to a hot standby for ten seconds");
     let Some(postgres) = row.needs(Postgres::start().await) else { return };
     let sql = Sql::open(&postgres.database("claimgate").await);
@@ -291,15 +290,24 @@ async fn claims_continue_while_core_may_not_insert_them() {
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
-/// Makes claims until they need more space than there is; returns the number of users.
+/// Makes claims until they need more space than there is, and core reports that; returns the number of users.
 async fn win_until_the_disk_is_full(fixture: &Fixture, checker: &Checker, from: usize) -> usize {
     const ROUND: usize = 100;
     let mut users = from;
     loop {
         checker.win(&fixture.core, users..users + ROUND).await;
         users += ROUND;
-        sleep(Duration::from_millis(300)).await;
-        if fixture.sql.claims("demo").await.len() < users {
+        let is_full = eventually(SOON, || async {
+            let rows = fixture.sql.claims("demo").await.len();
+            let ready = fixture.core.get("/readyz").await;
+            let is_full = rows < users && ready.json()["sql_reason"] == "no_space";
+            holds(is_full || rows == users, || {
+                format!("{rows} of {users} claims are in SQL: {}", ready.text())
+            })
+            .map(|()| is_full)
+        })
+        .await;
+        if is_full {
             return users;
         }
         assert!(users < from + 100 * ROUND, "the disk is not full after {users} claims");
@@ -308,7 +316,6 @@ async fn win_until_the_disk_is_full(fixture: &Fixture, checker: &Checker, from: 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn claims_continue_while_the_postgres_disk_is_full() {
-    let _turn = heavy().await;
     let row = Row::begin("SQL out of disk: PostgreSQL's tables");
     let Some(postgres) = row.needs(Postgres::start().await) else { return };
     let Some(disk) = row.needs(SmallDisk::mount("64m")) else { return };

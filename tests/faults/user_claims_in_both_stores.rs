@@ -13,7 +13,7 @@ use support::signing::claim_id;
 use support::times::from_now;
 use support::topology::OWN;
 use support::wait::{holds, refused_in_time, until_status};
-use support::{Core, CoreOptions, Reply, SOON, eventually, heavy};
+use support::{Core, CoreOptions, Reply, SOON, eventually, undisturbed};
 
 use crate::fixture::Fixture;
 use crate::replicas::waiting_for_one;
@@ -199,7 +199,7 @@ async fn no_claim_is_listed_before_a_replica_has_it() {
     only_on!(OWN, "it starts its own servers");
     let kind = Kind::from_env();
     let row = Row::begin_on(kind, "a user's claims while no replica has them");
-    let _turn = heavy().await;
+    let _turn = undisturbed().await;
     let set = SentinelSet::start(kind).await;
     set.never_fail_over().await;
     let core = waiting_for_one(set.url()).start().await;
