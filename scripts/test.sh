@@ -7,8 +7,9 @@
 #   scripts/test.sh PART…      faults, e2e, interleavings, topologies, model or units, as the gate runs them
 #   scripts/test.sh soak       the tests that the gate leaves out (tests/soak.txt)
 #
-# RUST_TEST_THREADS is how many tests run at a time. SEED is the same for the same commit, so that a commit has the same
-# tests each time. SLOW=1 runs them as on a slow machine (scripts/slow.sh). A part's output is kept in target/test-logs.
+# RUST_TEST_THREADS is how many tests run at a time. Without SLOW=1, half as many more tests of faults do. SEED is the
+# same for the same commit, so that a commit has the same tests each time. SLOW=1 runs them as on a slow machine
+# (scripts/slow.sh). A part's output is kept in target/test-logs.
 #
 # Each part, each test and each build has a deadline (scripts/within.sh). A failed test runs ten times by
 # itself afterwards, for the record: the run still counts as failed.
@@ -26,8 +27,11 @@ repeats_max=500 repeats_of_test_max=100
 slow=()
 if [ "${SLOW:-}" = 1 ]; then slow=(scripts/slow.sh); fi
 
-# Most tests wait for I/O: two for each processor. With three the servers of twelve tests and more share one disk.
+# Most tests wait for I/O: two for each processor. Many of faults also wait for a timeout, or for a test that needs the
+# machine for itself: three, unless the servers of all tests share a slow disk.
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
+threads_of_faults=$RUST_TEST_THREADS
+if [ "${SLOW:-}" != 1 ]; then threads_of_faults=$((RUST_TEST_THREADS * 3 / 2)); fi
 tree=$(git rev-parse --verify --quiet 'HEAD^{tree}' || echo 1)
 export SEED=${SEED:-$((16#${tree:0:8}))}
 # The gate explores one in four pairs of protocols, drawn by SEED, and all in which SQL forgets; `make soak` explores
@@ -102,9 +106,13 @@ skips() { left_out "$1" | sed 's/^/--skip /'; }
 
 run_part() {
     case $1 in
-    faults | e2e)
+    faults)
         # shellcheck disable=SC2046 # a list of words
-        part "$1" cargo_test "$1" $(skips "$1")
+        RUST_TEST_THREADS=$threads_of_faults part faults cargo_test faults $(skips faults)
+        ;;
+    e2e)
+        # shellcheck disable=SC2046 # a list of words
+        part e2e cargo_test e2e $(skips e2e)
         ;;
     # With their output: which pairs were explored, which seeds.
     interleavings | model) part "$1" cargo_test "$1" --nocapture ;;
@@ -172,7 +180,7 @@ build build-worker scripts/within.sh scripts/build-worker.sh
 build build-tests scripts/within.sh cargo test --workspace --no-run
 build soak.txt scripts/check-soak.sh
 
-echo "SEED=$SEED RUST_TEST_THREADS=$RUST_TEST_THREADS, servers' data in ${TMPDIR:-/tmp}"
+echo "SEED=$SEED RUST_TEST_THREADS=$RUST_TEST_THREADS ($threads_of_faults in faults), servers' data in ${TMPDIR:-/tmp}"
 failed=0
 for name in "${parts[@]}"; do run_part "$name" || failed=1; done
 
