@@ -7,7 +7,7 @@ import {
 
 const POLL_MS_MIN = 2000, POLL_MS_MAX = 15000, CLOCK_MS_MAX = 60000, SNAPSHOT_MS_MAX = 3000, EARLY_TRIES_MAX = 6;
 const LOOKUP_MS_MIN = 3000, LOOKUP_RETRY_MS = 15000, LOOKUP_SPREAD_MS = 8000, OTHERS_MAX = 5, WARNING_S = 300;
-const GRANTED_SHOWN_MS = 8000; // until the next held claim is shown
+const RESULT_SHOWN_MS = 8000; // of a hold, until the next held claim is shown
 const OPENING_MS = 30000; // the page polls most often from this time before the opening until this time after it
 const STOPPED = /^(not_started|paused|sold_out|ended)$/;
 const LIMITED = /^user_/;
@@ -279,7 +279,7 @@ async function lookUp() {
 }
 
 // Updates the claim that is shown. If there is none, shows the newest active one. A held claim, which the user must
-// still complete, precedes granted ones, but a claim that has just been granted is shown first.
+// still complete, precedes all others. But if the shown claim is no longer held, its new status is shown first.
 function showOwnClaims() {
 	const { items, next_cursor } = own;
 	const shown = outcome?.claim;
@@ -288,9 +288,10 @@ function showOwnClaims() {
 	else if (shown && !next_cursor) outcome = { kind: "denied", code: "claim_not_found", at: now() };
 	const held = items.find(({ status }) => status === "held");
 	const first = held ?? items.find(({ status }) => ACTIVE.test(status)) ?? items[0];
-	const isGranted = shownStatus() === "granted";
-	if (first && (!outcome || (held && isGranted && shown.status === "granted"))) outcome = fromClaim(first);
-	else if (held && isGranted) lookUpIn(GRANTED_SHOWN_MS);
+	const status = shownStatus();
+	const precedes = held && status && status !== "held";
+	if (first && (!outcome || (precedes && shown.status === status))) outcome = fromClaim(first);
+	else if (precedes) lookUpIn(RESULT_SHOWN_MS);
 	keep(first);
 	if (isDue(outcome?.claim)) {
 		// The server still holds it: this page's clock may be wrong.

@@ -8,8 +8,8 @@ use support::times::from_now;
 
 use super::brand::{assert_readable, branded_page, edge_with_page};
 use super::{
-    AGAIN_HIDDEN, BUTTON, CODE, DEAF, RECORD_ANNOUNCEMENTS, SHIFTED_CLOCK, in_browser, page_world, text,
-    visit,
+    AGAIN_HIDDEN, BUTTON, CODE, DEAF, RECORD_ANNOUNCEMENTS, SHIFTED_CLOCK, in_browser, page_world,
+    return_claim, text, visit,
 };
 
 /// Returns the seconds left of the hold according to the page; null without a countdown.
@@ -23,7 +23,7 @@ const CHECKOUT: &str = "(({ hidden, textContent, href }) => hidden ? null : [tex
 
 const MESSAGE: &str = "document.getElementById('message').textContent";
 
-/// Script that records the page's messages in `messages`, from the beginning of each document.
+/// Script that records the page's messages in `messages`.
 const RECORD_MESSAGES: &str = "window.messages = [];
     new MutationObserver(() => messages.push(document.getElementById('message')?.textContent))
         .observe(document, { childList: true, subtree: true });";
@@ -138,6 +138,32 @@ fn a_held_claim_links_to_the_sellers_checkout() {
         page.until(CODE, "granted").await;
         assert_eq!(page.eval(CHECKOUT).await, Value::Null);
         page.close_after_visit_to(&origin).await;
+    });
+}
+
+#[test]
+fn the_next_held_claim_follows_a_returned_one() {
+    in_browser("the_next_held_claim_follows_a_returned_one", async {
+        let world = page_world().await;
+        create_with_hold(&world, "page-hold-next", 3600).await;
+        let page = visit(&world, "page-hold-next", "").await;
+        claim_held(&page).await;
+        let first = text(&page, "claim-id").await;
+        page.until(AGAIN_HIDDEN, false).await;
+        page.press("#again").await;
+        page.until("document.getElementById('sequence').textContent", "2").await;
+        let second = text(&page, "claim-id").await;
+        page.eval(&format!("(() => {{ {RECORD_MESSAGES} }})()")).await;
+        // The buyer cancels the second order in the shop, in another tab.
+        return_claim(&world, &second).await;
+        page.eval("dispatchEvent(new Event('online'))").await;
+        page.until("document.getElementById('claim-id').textContent", first.as_str()).await;
+        assert_eq!(
+            page.eval("messages.includes('This claim was returned')").await,
+            true,
+            "the return was not shown"
+        );
+        page.close().await;
     });
 }
 
