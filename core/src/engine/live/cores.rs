@@ -158,7 +158,8 @@ fn with_edges(mut results: BTreeMap<String, u64>, refused: BTreeMap<String, u64>
 
 /// Returns the rate of the claims that the core itself decided.
 fn decisions(per_s: &BTreeMap<String, f64>) -> f64 {
-    per_s.iter().filter(|(result, _)| !result.starts_with(AT_EDGES)).map(|(_, per_s)| per_s).sum()
+    let own = per_s.iter().filter(|(result, _)| !result.starts_with(AT_EDGES));
+    own.fold(0.0, |sum, (_, per_s)| sum + per_s) // sum() of nothing is -0.0
 }
 
 impl Counts {
@@ -200,6 +201,15 @@ mod tests {
 
     fn reported(counts: &[(&str, u64)]) -> BTreeMap<String, u64> {
         counts.iter().map(|(result, count)| ((*result).to_owned(), *count)).collect()
+    }
+
+    /// JSON and the dashboard show a negative zero as -0.
+    #[test]
+    fn the_rate_of_a_core_without_claims_is_a_positive_zero() {
+        let at_edges = [([AT_EDGES, "sold_out"].concat(), 2.0)].into();
+        for idle in [BTreeMap::new(), at_edges] {
+            assert_eq!(decisions(&idle).to_bits(), 0.0_f64.to_bits(), "{idle:?}");
+        }
     }
 
     #[test]
