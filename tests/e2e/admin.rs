@@ -149,6 +149,19 @@ async fn a_patch_changes_only_the_fields_it_names() {
     );
 }
 
+#[tokio::test]
+async fn a_patch_without_effect_creates_no_version() {
+    let core = Core::start().await;
+    core.create("demo", json!({"total": 10})).await;
+    for patch in [json!({}), json!({"name": "demo", "ends_at": null, "limits": {"total": 10}})] {
+        assert_eq!(core.patch("demo", patch.clone()).await.expect(200).json()["version"], 1, "{patch}");
+    }
+    assert_eq!(core.patch("demo", json!({"name": "New"})).await.expect(200).json()["version"], 2);
+    let audit = core.admin_get("/admin/v1/audit").await.expect(200).json()["items"].take();
+    let changes: Vec<_> = audit.as_array().unwrap().iter().map(|item| &item["what"]).collect();
+    assert_eq!(changes, ["create", "update"]);
+}
+
 /// Sends a change, and repeats it at the same version after a 503. Returns the status, and whether it was
 /// repeated.
 async fn change(core: &Core, path: &str, body: &Value) -> (u16, bool) {

@@ -216,7 +216,9 @@ impl Run {
         Ok(())
     }
 
-    async fn change(&mut self, rules: Rules) -> Result<(), String> {
+    async fn change(&mut self, mut rules: Rules) -> Result<(), String> {
+        let before = self.model.rules.version;
+        let has_effect = Rules { version: before, ..rules.clone() } != self.model.rules;
         let path = format!("/admin/v1/campaigns/{CAMPAIGN}");
         let reply = if rules.admin_state == self.model.rules.admin_state {
             let mut body = campaign(&rules);
@@ -225,7 +227,7 @@ impl Run {
             }
             body["version"] = rules.version.into();
             self.core.admin(Method::PATCH, &path, &body).await.refused(409, "version_conflict");
-            body["version"] = (rules.version - 1).into();
+            body["version"] = before.into();
             self.core.admin(Method::PATCH, &path, &body).await
         } else {
             let verb = match rules.admin_state {
@@ -236,6 +238,8 @@ impl Run {
             let path = format!("{path}/{verb}");
             until_decided(async || self.core.once().admin(Method::POST, &path, &Value::Null).await).await
         };
+        // A change without effect creates no version.
+        rules.version = if has_effect { rules.version } else { before };
         // Once written to SQL, a change comes into force as soon as Redis is available.
         let version = rules.version;
         self.model.rules = rules;

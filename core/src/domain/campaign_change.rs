@@ -168,7 +168,8 @@ impl CampaignPatch {
         parse_json(body)
     }
 
-    /// Returns `campaign` with this change made and its version raised.
+    /// Returns `campaign` with this change made and its version raised, or `campaign` itself if the change has no
+    /// effect.
     pub(crate) fn apply(self, campaign: &Campaign) -> Result<Campaign, Problem> {
         let starts_at = self.starts_at.unwrap_or_else(|| campaign.window.starts_at());
         let ends_at = self.ends_at.unwrap_or_else(|| campaign.window.ends_at());
@@ -179,7 +180,7 @@ impl CampaignPatch {
         if campaign.codes.is_some() {
             per_claim = Some(per_claim_limit(per_claim)?);
         }
-        Ok(Campaign {
+        let changed = Campaign {
             name: self.name.unwrap_or_else(|| campaign.name.clone()),
             window: window(starts_at, ends_at)?,
             limits: Limits {
@@ -193,7 +194,8 @@ impl CampaignPatch {
             version: campaign.version.next(),
             evicted: None,
             ..campaign.clone()
-        })
+        };
+        Ok(if changed.has_same_rules_as(campaign) { campaign.clone() } else { changed })
     }
 }
 
@@ -220,6 +222,9 @@ mod tests {
         assert_eq!(patch(r#"{"version":1,"limits":{"total":0}}"#).unwrap().limits.total, Some(0));
         let held = patch(r#"{"version":1,"hold_seconds":5}"#).unwrap();
         assert_eq!((held.hold_seconds, held.limits.total), (NonZeroU32::new(5), Some(10)));
+        for body in [r#"{"version":1}"#, r#"{"version":1,"name":"D","pass":null,"limits":{"per_user":2}}"#] {
+            assert_eq!(patch(body).unwrap(), campaign, "{body} has no effect");
+        }
         for (body, field) in [
             (r#"{"version":1,"time_zone":"UTC"}"#, "time_zone"),
             (r#"{"version":1,"limits":{"total":-1}}"#, "limits.total"),
