@@ -5,7 +5,9 @@ use std::path::Path;
 use serde_json::{Value, json};
 use support::core_client::campaign;
 use support::stand_in::{Canned, StandIn};
-use support::{Core, CoreOptions};
+use support::topology::OWN;
+use support::wait::holds;
+use support::{Core, CoreOptions, RedisServer, SOON, eventually, only_on};
 
 use crate::command_line::{CommandOutput, run, run_against, with_input};
 use crate::terminal::{answered, asking};
@@ -294,7 +296,7 @@ fn environment_of<'a>(address: &'a str, directory: &'a Path) -> [(&'static str, 
     ]
 }
 
-/// A fake server replaces core: its campaign has the rules of the file in SQL, but maybe not in Redis.
+/// A fake server replaces core: its campaigns have the rules of the file in SQL, but the first has not in Redis.
 #[tokio::test]
 async fn an_unchanged_campaign_that_is_not_ready_has_status_3() {
     let directory = tempfile::tempdir().unwrap();
@@ -302,30 +304,52 @@ async fn an_unchanged_campaign_that_is_not_ready_has_status_3() {
     let address = core.listen.to_string();
     let environment = environment_of(&address, directory.path());
     let file = directory.path().join("campaigns.json");
-    std::fs::write(&file, r#"[{"id":"a","limits":{"total":1}}]"#).unwrap();
+    std::fs::write(&file, r#"[{"id":"a","limits":{"total":1}},{"id":"b","limits":{"total":1}}]"#).unwrap();
     let apply = ["campaign", "apply", file.to_str().unwrap()];
-    for (state, ready, import_unfinished, status) in [
-        ("open", true, false, 0),
-        ("open", false, false, 3),
-        ("scheduled", false, false, 3),
-        ("ended", false, false, 0),
-        ("paused", false, true, 0),
-    ] {
-        let mut campaign = canned_campaign("a", state);
-        campaign["ready"] = json!(ready);
-        campaign["import_unfinished"] = json!(import_unfinished);
-        core.answers("GET /admin/v1/campaigns/a", Canned::json(200, &campaign));
-        run(&[&apply[..], &["--dry-run"]].concat(), &environment, directory.path()).await.ended(0);
-        let output = run(&apply, &environment, directory.path()).await.ended(status);
-        assert_eq!(output.out, "a: unchanged\n", "{state}");
-        let is_reported = output.err.contains("a: is stored as in the file, but not ready in Redis");
-        assert_eq!(is_reported, status == 3, "{state}: {output:?}");
-        let json = run(&[&apply[..], &["--json"]].concat(), &environment, directory.path())
-            .await
-            .ended(status)
-            .json();
-        assert_eq!(json["campaigns"][0]["done"], status == 0, "{json}");
+    for id in ["a", "b"] {
+        let path = format!("/admin/v1/campaigns/{id}");
+        core.answers(&format!("GET {path}"), Canned::json(200, &canned_campaign(id, "open")));
+        core.answers(&format!("PATCH {path}"), Canned::json(200, &canned_campaign(id, "open")));
     }
+    let first = run(&apply, &environment, directory.path()).await.ended(0);
+    assert_eq!(first.out, "a: unchanged\nb: unchanged\n");
+    let not_ready_code = "campaign_not_ready";
+    let detail = "the change is stored";
+    let not_ready = json!({"title": "Not ready", "status": 503, "detail": detail, "code": not_ready_code});
+    core.answers("PATCH /admin/v1/campaigns/a", Canned::problem(503, &not_ready));
+    run(&[&apply[..], &["--dry-run"]].concat(), &environment, directory.path()).await.ended(0);
+    let output = run(&[&apply[..], &["--json"]].concat(), &environment, directory.path()).await.ended(3);
+    assert!(output.err.contains("stored as in the file, but Redis may have its former rules"), "{output:?}");
+    let campaigns = output.json()["campaigns"].take();
+    assert_eq!(
+        (&campaigns[0]["done"], &campaigns[0]["problem"]["code"]),
+        (&json!(false), &json!(not_ready_code))
+    );
+    assert_eq!((&campaigns[1]["done"], &campaigns[1]["version"]), (&json!(true), &Value::Null), "confirmed");
+}
+
+/// Redis is out of memory: SQL stores the change, and Redis keeps the former rules and returns its counters.
+#[tokio::test]
+async fn a_stored_change_that_is_not_in_force_has_status_3() {
+    only_on!(OWN, "it starts its own server");
+    let server = RedisServer::start_with(&[("maxmemory", "64mb")], &[]).await;
+    let core = CoreOptions::default().with("CLAIMGATE_REDIS_URL", server.url()).start().await;
+    core.create("vouchers", json!({"total": 50})).await;
+    let redis = server.view().await;
+    redis.query::<String>(&["CONFIG", "SET", "maxmemory", "1mb"]).await;
+    let file = "id: vouchers\nlimits: {total: 60}\n";
+    for _ in 0..2 {
+        apply(&core, file, &["--yes"]).await.ended(3);
+    }
+    assert_eq!(core.campaign("vouchers").await["limits"]["total"], 60, "stored");
+    assert_eq!(redis.counter("vouchers", "total").await, 50, "not in force");
+    redis.query::<String>(&["CONFIG", "SET", "maxmemory", "64mb"]).await;
+    eventually(SOON, || async {
+        let output = apply(&core, file, &[]).await;
+        holds(output.status == 0, || format!("{output:?}"))
+    })
+    .await;
+    assert_eq!(redis.counter("vouchers", "total").await, 60);
 }
 
 /// A fake server replaces core: it is up for the comparison, and down for the first change.

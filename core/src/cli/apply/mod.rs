@@ -26,9 +26,9 @@ use super::input;
 use super::printer::{print_before_question, print_json, print_text, say};
 use crate::clock;
 
-/// The reason for [`Outcome::NotReady`].
-const NOT_READY: &str = "is stored as in the file, but not ready in Redis, which may have its former rules; run the \
-                         command again";
+/// The result of a failed call on a campaign that matches the file.
+const NOT_CONFIRMED: &str =
+    "it is stored as in the file, but Redis may have its former rules; run the command again";
 
 /// Maximum size of a file.
 const BYTES_MAX: usize = 1 << 20;
@@ -39,10 +39,10 @@ const BYTES_MAX: usize = 1 << 20;
     after_help = "The file has one campaign or a list of campaigns, with the members of the admin API's create: id, name, \
         starts_at, ends_at, time_zone, limits (total, per_user, per_user_per_day, per_claim), hold_seconds, pass and \
         codes. A time is written as for `campaign create`. A mistake in any campaign changes nothing.\n\n\
-        Exit status: 0 all campaigns match the file; 1 some do not, because core denied the change, another caller \
-        changed them in the meantime (run the command again), or the question was not answered with yes, and with \
-        --dry-run because something would change; 2 a mistake in the file or wrong usage; 3 unavailable: run the \
-        command again."
+        Exit status: 0 all campaigns match the file, and Redis has their rules; 1 some do not, because core denied the \
+        change, another caller changed them in the meantime (run the command again), or the question was not answered \
+        with yes, and with --dry-run because something would change; 2 a mistake in the file or wrong usage; 3 \
+        unavailable, or Redis may have former rules: run the command again."
 )]
 pub struct ApplyArgs {
     /// The file, YAML or JSON, at most 1 MiB; - reads standard input
@@ -61,8 +61,6 @@ pub struct ApplyArgs {
 enum Outcome {
     /// The campaign matches the file. Contains core's answer to the change, if there was one.
     Done(Option<Value>),
-    /// The stored campaign matches the file, but Redis may have its former rules.
-    NotReady,
     /// Core answered with an error, or did not answer.
     Failed(Error),
     /// Nothing was sent.
@@ -79,7 +77,7 @@ impl ApplyArgs {
         if !self.call.json {
             print_text(&text)?;
         }
-        let is_different = steps.iter().any(|step| !matches!(step.action, Action::Keep));
+        let is_different = steps.iter().any(|step| !matches!(step.action, Action::Keep(_)));
         if is_different && !self.dry_run {
             if self.call.json && self.confirm.will_ask() {
                 print_before_question(&text);
@@ -126,15 +124,15 @@ impl ApplyArgs {
         format!("nothing was changed; mistakes in {name}: {}", mistakes.len())
     }
 
-    /// Creates and changes the campaigns one after another, and prints each outcome immediately. Continues after a
-    /// rejection, but not after a core that is unavailable.
+    /// Creates, changes and confirms the campaigns one after another, and prints each outcome immediately. Continues
+    /// after a rejection and after a campaign that is not ready, but not after a core that is unavailable.
     async fn carry_out(&self, core: &Core, steps: &[Step]) -> Result<Vec<Outcome>, CallError> {
         let mut outcomes = Vec::new();
         let mut is_down = false;
         for step in steps {
-            let outcome = if is_down { Outcome::untried(step) } else { Outcome::of(core, step).await };
+            let outcome = if is_down { Outcome::NotTried } else { Outcome::of(core, step).await };
             self.print(step, &outcome)?;
-            is_down = is_down || matches!(outcome, Outcome::Failed(_)) && outcome.is_unavailable();
+            is_down = is_down || outcome.is_unavailable() && !outcome.is_not_ready();
             outcomes.push(outcome);
         }
         Ok(outcomes)
@@ -200,42 +198,35 @@ fn question(steps: &[Step]) -> String {
 /// Returns the outcomes of a dry run. Whether Redis has the rules is not checked.
 fn preview(steps: &[Step]) -> Vec<Outcome> {
     let outcome = |step: &Step| match step.action {
-        Action::Keep => Outcome::Done(None),
+        Action::Keep(_) => Outcome::Done(None),
         Action::Create | Action::Change(_) => Outcome::NotTried,
     };
     steps.iter().map(outcome).collect()
 }
 
 impl Outcome {
-    /// Creates or changes the campaign of `step`, unless it matches the file.
+    /// Creates or changes the campaign of `step`. If it matches the file, confirms that Redis has its rules.
     async fn of(core: &Core, step: &Step) -> Self {
+        let id = &step.campaign.id;
         let answer = match &step.action {
-            Action::Keep => return Self::untried(step),
             Action::Create => core.admin.create(&step.campaign).await,
-            Action::Change(change) => core.admin.change(&step.campaign.id, change).await,
+            Action::Change(change) | Action::Keep(change) => core.admin.change(id, change).await,
         };
         match answer {
+            Ok(_) if matches!(step.action, Action::Keep(_)) => Self::Done(None),
             Ok(answer) => Self::Done(Some(answer.json)),
             Err(error) => Self::Failed(error),
         }
     }
 
-    /// Returns the outcome without a call.
-    fn untried(step: &Step) -> Self {
-        match step.action {
-            Action::Keep if step.may_have_former_rules => Self::NotReady,
-            Action::Keep => Self::Done(None),
-            Action::Create | Action::Change(_) => Self::NotTried,
-        }
-    }
-
     /// Returns whether core could not be reached or could not decide, or Redis may not have the rules.
     fn is_unavailable(&self) -> bool {
-        match self {
-            Self::Failed(error) => status_of(error) == UNAVAILABLE,
-            Self::NotReady => true,
-            Self::Done(_) | Self::NotTried => false,
-        }
+        matches!(self, Self::Failed(error) if status_of(error) == UNAVAILABLE)
+    }
+
+    /// Returns whether only this campaign is not ready in Redis.
+    fn is_not_ready(&self) -> bool {
+        matches!(self, Self::Failed(error) if error.is(Code::CampaignNotReady))
     }
 
     /// Returns the outcome of `step` as a line for people; `None` if nothing was created or changed.
@@ -256,7 +247,6 @@ impl Outcome {
         json["problem"] = match self {
             Self::Failed(Error::Problem(problem)) => problem.json.clone(),
             Self::Failed(error) => json!({"detail": error.to_string()}),
-            Self::NotReady => json!({"detail": NOT_READY}),
             Self::Done(_) | Self::NotTried => Value::Null,
         };
         json
@@ -265,15 +255,14 @@ impl Outcome {
     /// Returns the reason why the campaign of `step` does not match the file; `None` if it does, or was not tried.
     fn reason(&self, step: &Step) -> Option<String> {
         match self {
-            Self::Failed(error) => Some(reason(error, matches!(step.action, Action::Create))),
-            Self::NotReady => Some(NOT_READY.to_owned()),
+            Self::Failed(error) => Some(reason(error, &step.action)),
             Self::Done(_) | Self::NotTried => None,
         }
     }
 }
 
-/// Returns the reason why a campaign was not created or changed; `creates` distinguishes the two.
-fn reason(error: &Error, creates: bool) -> String {
+/// Returns the reason why `action` failed.
+fn reason(error: &Error, action: &Action) -> String {
     if error.is(Code::VersionConflict) {
         let version = error.problem().map_or(Value::Null, |problem| problem.json["version"].clone());
         return format!(
@@ -281,12 +270,14 @@ fn reason(error: &Error, creates: bool) -> String {
              it; run the command again to see the difference"
         );
     }
-    let was_sent = !matches!(error, Error::NoAnswer { sent: false, .. });
-    let result = match (status_of(error) == UNAVAILABLE && was_sent, creates) {
-        (true, true) => "the campaign may have been created; run the command again",
-        (true, false) => "the change may have been made; run the command again",
-        (false, true) => "nothing was created",
-        (false, false) => "it was not changed",
+    let is_unavailable = status_of(error) == UNAVAILABLE;
+    let may_be_done = is_unavailable && !matches!(error, Error::NoAnswer { sent: false, .. });
+    let result = match action {
+        Action::Keep(_) if is_unavailable => NOT_CONFIRMED,
+        Action::Create if may_be_done => "the campaign may have been created; run the command again",
+        Action::Change(_) if may_be_done => "the change may have been made; run the command again",
+        Action::Create => "nothing was created",
+        Action::Change(_) | Action::Keep(_) => "it was not changed",
     };
     format!("{error}; {result}")
 }
@@ -299,13 +290,15 @@ mod tests {
     fn a_call_that_was_not_sent_changed_nothing() {
         let error =
             |sent: bool| Error::NoAnswer { address: "core".to_owned(), why: "refused".to_owned(), sent };
-        for (sent, creates, result) in [
-            (false, true, "nothing was created"),
-            (false, false, "it was not changed"),
-            (true, true, "the campaign may have been created; run the command again"),
-            (true, false, "the change may have been made; run the command again"),
+        let change = || Action::Change(Value::Null);
+        for (sent, action, result) in [
+            (false, Action::Create, "nothing was created"),
+            (false, change(), "it was not changed"),
+            (false, Action::Keep(Value::Null), NOT_CONFIRMED),
+            (true, Action::Create, "the campaign may have been created; run the command again"),
+            (true, change(), "the change may have been made; run the command again"),
         ] {
-            assert_eq!(reason(&error(sent), creates), format!("no answer from core: refused; {result}"));
+            assert_eq!(reason(&error(sent), &action), format!("no answer from core: refused; {result}"));
         }
     }
 }

@@ -43,8 +43,9 @@ pub enum Action {
     Create,
     /// Send this change, which contains the version that it is based on.
     Change(Value),
-    /// Nothing: the stored campaign matches the file.
-    Keep,
+    /// Send this change without effect, which core answers once Redis has the rules: the stored campaign matches the
+    /// file.
+    Keep(Value),
 }
 
 /// A member that differs.
@@ -69,8 +70,6 @@ pub struct Step {
     pub changes: Vec<Change>,
     /// Effects that are probably not intended.
     pub warnings: Vec<String>,
-    /// Whether claims should be decided by rules that Redis may not have yet.
-    pub may_have_former_rules: bool,
     zone: TimeZone,
 }
 
@@ -83,7 +82,8 @@ impl Step {
         let Some(found) = found else { return Self::create(wanted, now).map_err(|mistake| vec![mistake]) };
         let changes = changes(&wanted, &found.view);
         let mut warnings = kept(&wanted, &found.view);
-        let mut action = Action::Keep;
+        let based_on = json!({"version": found.view["version"]});
+        let mut action = Action::Keep(based_on.clone());
         if !changes.is_empty() {
             let after = with(found.view.clone(), &changes);
             let mistakes = mistakes(&wanted, found, &changes, &after);
@@ -93,16 +93,9 @@ impl Step {
             warnings.extend(changed::warnings(&after, member_name));
             warnings.extend(changes.iter().filter_map(risk));
             warnings.extend(ending(&found.view, &after).map(str::to_owned));
-            action = Action::Change(with(json!({"version": found.view["version"]}), &changes));
+            action = Action::Change(with(based_on, &changes));
         }
-        Ok(Self {
-            campaign: wanted.campaign,
-            action,
-            changes,
-            warnings,
-            may_have_former_rules: may_have_former_rules(&found.view),
-            zone: wanted.zone,
-        })
+        Ok(Self { campaign: wanted.campaign, action, changes, warnings, zone: wanted.zone })
     }
 
     fn create(wanted: Wanted, now: Timestamp) -> Result<Self, Mistake> {
@@ -129,7 +122,6 @@ impl Step {
             warnings: changed::warnings(&campaign, member_name),
             campaign: wanted.campaign,
             action: Action::Create,
-            may_have_former_rules: false,
             zone: wanted.zone,
         })
     }
@@ -144,7 +136,7 @@ impl Step {
         let mut lines = vec![match self.action {
             Action::Create => format!("{id}: create"),
             Action::Change(_) => format!("{id}: change"),
-            Action::Keep => format!("{id}: unchanged"),
+            Action::Keep(_) => format!("{id}: unchanged"),
         }];
         for change in &self.changes {
             let (member, after) = (change.member, shown(change, &change.after));
@@ -162,7 +154,7 @@ impl Step {
         let action = match self.action {
             Action::Create => "create",
             Action::Change(_) => "change",
-            Action::Keep => "none",
+            Action::Keep(_) => "none",
         };
         let change = |change: &Change| {
             let Change { member, before, after } = change;
@@ -272,12 +264,6 @@ fn mistakes(wanted: &Wanted, found: &Found, changes: &[Change], after: &Value) -
         }
     }
     mistakes
-}
-
-/// Returns whether Redis may still decide claims by former rules. Claims of an ended campaign, or of one with an
-/// unfinished import, are denied anyway.
-fn may_have_former_rules(found: &Value) -> bool {
-    found["ready"] == false && found["state"] != "ended" && found["import_unfinished"] != true
 }
 
 /// Warns of a change that grants more than before, or fewer units.

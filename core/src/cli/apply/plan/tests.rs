@@ -39,7 +39,7 @@ fn an_equal_campaign_is_unchanged() {
         "limits: {total: 100, per_user: 2}\nname: Sale\nstarts_at: 2026-11-01T08:00:00+08:00\nends_at: none\npass: null",
     ] {
         let step = step(more, Some(&found(&json!({})))).unwrap();
-        assert!(matches!(step.action, Action::Keep) && step.changes.is_empty(), "{step:?}");
+        assert!(matches!(step.action, Action::Keep(_)) && step.changes.is_empty(), "{step:?}");
         assert_eq!(step.text(), "sale: unchanged");
     }
 }
@@ -103,13 +103,13 @@ fn times_relative_to_the_run_are_only_for_new_campaigns() {
     assert_eq!(patch(&open_end), &json!({"version": 7, "ends_at": "2026-12-27T13:46:05.000Z"}));
     let existing = found(&json!({"ends_at": "2026-12-01T00:00:00.000Z"}));
     let again = step(more, Some(&existing)).unwrap();
-    assert!(matches!(again.action, Action::Keep), "{again:?}");
+    assert!(matches!(again.action, Action::Keep(_)), "{again:?}");
     assert!(
         again.warnings[0].contains("'+30d'") && again.warnings[0].contains("2026-12-01 00:00+00:00 stays")
     );
     let more = "limits: {total: 100, per_user: 2}\npass: {required: until, until: +1h}";
     let presale = json!({"pass": {"required": "until", "until": "2026-12-01T00:00:00.000Z"}});
-    assert!(matches!(step(more, Some(&found(&presale))).unwrap().action, Action::Keep));
+    assert!(matches!(step(more, Some(&found(&presale))).unwrap().action, Action::Keep(_)));
     assert!(matches!(step(more, Some(&found(&json!({})))).unwrap().action, Action::Change(_)));
 }
 
@@ -186,7 +186,7 @@ fn a_file_with_a_relative_start_is_unchanged_after_its_end() {
             format!("limits: {{total: 100, per_user: 2}}\nstarts_at: {start}\nends_at: 2026-11-20 00:00");
         let ended = found(&json!({"ends_at": "2026-11-20T00:00:00.000Z", "state": "ended"}));
         let again = step(&more, Some(&ended)).unwrap();
-        assert!(matches!(again.action, Action::Keep), "{again:?}");
+        assert!(matches!(again.action, Action::Keep(_)), "{again:?}");
         assert!(
             again.warnings.len() == 1 && again.warnings[0].contains("2026-11-01 00:00+00:00 stays"),
             "{again:?}"
@@ -196,6 +196,6 @@ fn a_file_with_a_relative_start_is_unchanged_after_its_end() {
     }
     let late = "limits: {total: 100, per_user: 2}\nstarts_at: 2026-12-01 00:00\nends_at: +1h";
     let existing = json!({"starts_at": "2026-12-01T00:00:00.000Z", "ends_at": "2026-12-02T00:00:00.000Z"});
-    assert!(matches!(step(late, Some(&found(&existing))).unwrap().action, Action::Keep));
+    assert!(matches!(step(late, Some(&found(&existing))).unwrap().action, Action::Keep(_)));
     assert!(step(late, None).unwrap_err()[0].contains("ends_at: '+1h': ends_at must be after"));
 }
