@@ -32,6 +32,8 @@ trap stop_all EXIT
 trap 'echo; echo "Stopping …"; exit 0' INT TERM HUP
 
 [ -x "$claimgate" ] || die "$claimgate is missing: run make up."
+# wrangler does not end after a failed build.
+node scripts/build-brand.mjs || die 'Correct the brand files (docs/own-page.md#your-brand).'
 require_free CLAIMGATE_LISTEN "$core"
 require_free CLAIMGATE_ADMIN_LISTEN "$admin"
 require_free CLAIMGATE_EDGE_LISTEN "$edge"

@@ -1,6 +1,7 @@
 //! The page with an operator's brands: a general one, the example of docs/own-page.md, and one of a campaign.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
@@ -8,6 +9,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use reqwest::Method;
 use serde_json::{Value, json};
+use support::binary;
 use support::browser::{Browser, PHONE, TOO_FAINT};
 use support::client::client;
 use support::edge::{Edge, Runtime, World, built, emptied, root, tool};
@@ -127,6 +129,29 @@ fn a_wrong_brand_file_stops_the_build_as_documented() {
     assert_eq!(built.status.code(), Some(1));
     assert!(printed(&built).lines().any(|printed| printed == line.trim()), "{}", printed(&built));
     assert_eq!(fs::read(directory.join("assets/brand.js")).ok(), before, "a wrong brand is built");
+}
+
+/// wrangler would print the line and go on running.
+#[test]
+fn a_wrong_brand_file_ends_the_script_of_make_up() {
+    let copy = emptied("page-brand-up");
+    let copied = Command::new("cp")
+        .args(["-rL", "--parents", "Cargo.toml", "scripts", "edge/assets", "edge/brand"])
+        .arg(&copy)
+        .current_dir(root())
+        .output();
+    assert!(copied.unwrap().status.success());
+    symlink(root().join("node_modules"), copy.join("node_modules")).unwrap();
+    fs::write(copy.join("edge/assets/brand.json"), r#"{"name": 5}"#).unwrap();
+    let data = copy.join("data");
+    let ended = Command::new(copy.join("scripts/dev.sh"))
+        .env("CLAIMGATE_BIN", binary::claimgate())
+        .env("CLAIMGATE_DATA_DIR", &data)
+        .output()
+        .unwrap();
+    assert_eq!(ended.status.code(), Some(1), "{}", printed(&ended));
+    assert!(printed(&ended).contains("edge/assets/brand.json: name: "), "{}", printed(&ended));
+    assert!(!data.exists(), "core was started: {}", printed(&ended));
 }
 
 /// The colours of the button and of a granted claim. The page paints another scheme in its next frame.
