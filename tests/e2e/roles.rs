@@ -103,6 +103,11 @@ async fn operators_and_viewers_read_no_codes() {
             assert_eq!(reply.text().contains("SAVE-1"), may_read, "{path}: {}", reply.text());
         }
     }
+    // An idle follower's pages are empty.
+    let cursor =
+        get(core.admin_url("/admin/v1/changes"), ADMIN).await.expect(200).json()["next_cursor"].take();
+    let rest = format!("{}&after={}", lists[1], cursor.as_str().unwrap());
+    assert_eq!(get(rest, ADMIN).await.expect(200).json()["items"], json!([]));
     let audit = core.admin_get("/admin/v1/audit").await.expect(200).json();
     let items = audit["items"].as_array().unwrap();
     // A slow core may answer 503, and the retry adds nothing.

@@ -40,7 +40,7 @@ pub struct ChangesArgs {
     /// Wait for further changes instead of stopping, even while core is down
     #[arg(long)]
     follow: bool,
-    /// Print the codes that claims have by now: needs the role admin, and is recorded in the audit
+    /// Print the codes that claims have by now: needs the role admin; the audit records each page with codes
     #[arg(long)]
     codes: bool,
     #[command(flatten)]
