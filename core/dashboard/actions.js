@@ -1,7 +1,7 @@
 // Pause, resume, add, end, return: confirmed in a dialog, then sent as ordinary admin API requests.
 
 import { problemText, send } from "./calls.js";
-import { $, fill, show, whenClosed, words } from "./display.js";
+import { $, element, fill, show, whenClosed, words } from "./display.js";
 
 const DONE_MS = 10000;
 
@@ -128,6 +128,22 @@ export function announce(text) {
 	show("done", text);
 	clearTimeout(doneTimer);
 	doneTimer = setTimeout(() => show("done", ""), DONE_MS);
+}
+
+// Shows a notice until it is closed: the outcome of a call that may have taken minutes.
+export function announceOutcome(text) {
+	const close = element("button", { type: "button" }, words().close);
+	close.dataset.text = "close";
+	const notice = element("p", {}, element("span", {}, text), close);
+	close.onclick = () => {
+		notice.remove();
+		$("board").focus();
+	};
+	$("outcomes").append(notice);
+}
+
+export function closeOutcomes() {
+	$("outcomes").replaceChildren();
 }
 
 $("ask-form").onsubmit = (event) => {

@@ -1,7 +1,7 @@
 // The codes of a campaign in a dialog: counts them, and adds a file of codes. The page does not read the file. It drops
 // the file once core has added or rejected it, or when the dialog is closed.
 
-import { announce } from "./actions.js";
+import { announceOutcome } from "./actions.js";
 import { isRejected, problemText, read, sendFile } from "./calls.js";
 import { hasRole } from "./roles.js";
 import { $, fill, show, whenClosed, words } from "./display.js";
@@ -26,13 +26,14 @@ export function closeCodes() {
 	if ($("codes").open) $("codes").close();
 }
 
-// Counts again and again: claims get their codes a moment after the codes are added.
+// Counts again and again while the tab is visible: claims get their codes a moment after the codes are added.
 async function keepCounting(dialog) {
 	while (shown === dialog) {
 		const counts = await read(pathOf(dialog), "application/json", "json", dialog);
 		Object.assign(dialog, counts ? { counts, problem: "" } : { problem: "noCodesCounted" });
 		showCodes();
 		await new Promise((done) => setTimeout(done, COUNT_MS));
+		if (document.hidden) await new Promise((done) => document.addEventListener("visibilitychange", done, { once: true }));
 	}
 }
 
@@ -74,7 +75,7 @@ function conclude(dialog, outcome) {
 	const { reply, answer } = outcome;
 	if (reply?.status === 401) return dialog.onUnauthorized();
 	const text = () => (reply?.ok ? fill(words().codesAdded, answer) : problemText(outcome));
-	if (shown !== dialog) return announce(fill(words().problemOf, { name: dialog.campaign.name, problem: text() }));
+	if (shown !== dialog) return announceOutcome(fill(words().problemOf, { name: dialog.campaign.name, problem: text() }));
 	// While the outcome is unknown, the file stays chosen: core adds none of its codes twice.
 	if (reply?.ok || isRejected(reply)) $("codes-form").reset();
 	showOutcome(dialog, text);
@@ -83,7 +84,13 @@ function conclude(dialog, outcome) {
 function showOutcome(dialog, outcomeText) {
 	dialog.outcomeText = outcomeText;
 	showCodes();
-	$("codes-file").focus();
+	if (!hasMovedOn()) $("codes-file").focus();
+}
+
+// Whether the user has focused anything but the form. While a file is sent, the form is disabled and loses the focus.
+function hasMovedOn() {
+	const focused = document.activeElement;
+	return focused !== document.body && focused !== $("codes") && !$("codes-form").contains(focused);
 }
 
 $("codes-form").onsubmit = (event) => {

@@ -1,6 +1,6 @@
 // The dashboard: signs in, follows core's events, and shows them.
 
-import { ask, closeQuestion, showQuestion } from "./actions.js";
+import { ask, closeOutcomes, closeQuestion, showQuestion } from "./actions.js";
 import { forgetCampaigns, searchedId, showCampaigns } from "./campaigns.js";
 import { closeClaims, openClaims } from "./claims.js";
 import { closeCodes, openCodes, showCodes } from "./codes.js";
@@ -50,6 +50,7 @@ function signOut(problem) {
 	closeCodes();
 	closeForm();
 	closeHistory();
+	closeOutcomes();
 	forgetCampaigns();
 	redrawCharts();
 	token = watcher = snapshot = searched = null;

@@ -1,6 +1,6 @@
 //! A campaign's codes in the dashboard's page: they are counted, and a file of codes is added, but never shown or kept.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use support::Core;
 use support::browser::{Browser, DESKTOP, TOO_FAINT};
 use support::core_client::campaign;
@@ -37,6 +37,31 @@ const ANSWER_AS_A_PROXY: &str = "(() => {
     const real = fetch;
     window.fetch = async (url, options) =>
         options.method ? new Response('<h1>Rejected</h1>', { status: window.answered }) : real(url, options);
+})()";
+
+/// Script that keeps the timer of notices, `expire`, from running.
+const KEEP_NOTICES: &str = "(() => {
+    const wait = setTimeout;
+    window.setTimeout = (work, ms) => {
+        if (ms !== 10000) return wait(work, ms);
+        window.expire = work;
+    };
+})()";
+
+/// Script that counts the reads of codes, lets `countAgain` end the pause between them, and hides the tab while
+/// `isHidden` is set.
+const COUNT_READS: &str = "(() => {
+    const real = fetch, wait = setTimeout;
+    window.reads = 0;
+    window.fetch = (url, options) => {
+        if (url.endsWith('/codes')) reads++;
+        return real(url, options);
+    };
+    window.setTimeout = (work, ms) => {
+        if (ms !== 2000) return wait(work, ms);
+        window.countAgain = work;
+    };
+    Object.defineProperty(document, 'hidden', { get: () => Boolean(window.isHidden) });
 })()";
 
 /// Opens the codes of the campaign `id`.
@@ -133,14 +158,56 @@ fn a_file_whose_answer_was_lost_is_added_once() {
         let counted = core.admin_get("/admin/v1/campaigns/sale/codes").await.expect(200).json();
         assert_eq!(counted, json!({"added": 3, "assigned": 0, "claims_pending": 0}));
 
-        // The outcome of a file is reported even if the dialog was closed.
+        // The outcome of a file is reported even if the dialog was closed, and stays until it is closed.
+        page.eval(KEEP_NOTICES).await;
         page.eval(DELAY_CHANGES).await;
         add_codes(&page, "SAVE-Q5LN\n", "Adding the codes…").await;
         page.press("#codes-close").await;
         page.until("document.getElementById('codes').open", false).await;
         page.eval("window.release()").await;
-        let done = "document.getElementById('done').textContent";
-        page.until(done, "“sale”: Codes added: 1. Already there: 0.").await;
+        let outcome = "document.querySelector('#outcomes span')?.textContent ?? null";
+        page.until(outcome, "“sale”: Codes added: 1. Already there: 0.").await;
+        assert_eq!(page.eval("window.expire ?? null").await, Value::Null, "it would vanish");
+        page.press("#outcomes button").await;
+        page.until(outcome, Value::Null).await;
+        page.close().await;
+    });
+}
+
+#[test]
+fn the_outcome_of_a_file_takes_the_focus_only_from_the_form() {
+    in_browser("the_outcome_of_a_file_takes_the_focus_only_from_the_form", async {
+        let core = core_with_sale().await;
+        let page = visit(&core, "dashboard-focus-codes").await;
+        sign_in(&page, &core.admin_token()).await;
+        open_codes(&page, "sale").await;
+        add_codes(&page, "SAVE-7F3A\n", "Codes added: 1. Already there: 0.").await;
+        let focused = "document.activeElement.id";
+        assert_eq!(page.eval(focused).await, "codes-file");
+        page.eval(DELAY_CHANGES).await;
+        add_codes(&page, "SAVE-91KQ\n", "Adding the codes…").await;
+        page.eval("document.getElementById('codes-close').focus()").await;
+        page.eval("window.release()").await;
+        page.until(OUTCOME, "Codes added: 1. Already there: 0.").await;
+        assert_eq!(page.eval(focused).await, "codes-close");
+        page.close().await;
+    });
+}
+
+#[test]
+fn a_hidden_tab_does_not_count_codes() {
+    in_browser("a_hidden_tab_does_not_count_codes", async {
+        let core = core_with_sale().await;
+        let page = visit(&core, "dashboard-hidden-codes").await;
+        sign_in(&page, &core.admin_token()).await;
+        page.eval(COUNT_READS).await;
+        open_codes(&page, "sale").await;
+        page.until("typeof window.countAgain", "function").await;
+        page.eval("void (window.isHidden = true, window.countAgain())").await;
+        assert_eq!(page.eval("window.reads").await, 1);
+        page.eval("void (window.isHidden = false, document.dispatchEvent(new Event('visibilitychange')))")
+            .await;
+        page.until("window.reads", 2).await;
         page.close().await;
     });
 }

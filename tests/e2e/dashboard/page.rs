@@ -567,6 +567,7 @@ fn a_screen_reader_can_read_the_dashboard() {
                 "edit-problem",
                 "history-problem",
                 "none",
+                "outcomes",
                 "report-problem",
                 "token-problem"
             ])
