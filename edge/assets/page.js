@@ -30,7 +30,7 @@ let pending; // a claim's outcome is unknown: a retry is the same claim
 let outcome; // { kind: won | denied | error (unknown), code, problem, claim, at, until }
 let own; // the user's claims and allowance from the last lookup: { items, allowance }
 let passes; // the visitor's passes, if the campaign requires one
-let lookupTimer, nextLookupAt = 0, claimsMade = 0, codesWait = LOOKUP_MS_MIN;
+let lookupTimer, nextLookupAt = 0, claimsMade = 0, codesWait = LOOKUP_MS_MIN, dueWait = LOOKUP_MS_MIN;
 
 const lastClaim = () => `last:${campaign}:${user}`;
 
@@ -294,10 +294,12 @@ function showOwnClaims() {
 	else if (precedes) lookUpIn(RESULT_SHOWN_MS);
 	keep(first);
 	if (isDue(outcome?.claim)) {
-		// The server still holds it: this page's clock may be wrong.
+		// The server still holds it: this page's clock may be wrong, or the server is late.
 		clock.at = 0;
 		pollIn(0);
-	}
+		nextLookupAt = performance.now() + jitter(dueWait);
+		dueWait = Math.min(dueWait * 2, LOOKUP_RETRY_MS);
+	} else dueWait = LOOKUP_MS_MIN;
 	if (!items.some(lacksCodes)) return;
 	lookUpIn(jitter(codesWait));
 	codesWait = Math.min(codesWait * 2, LOOKUP_RETRY_MS);

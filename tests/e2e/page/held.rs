@@ -239,6 +239,40 @@ fn after_a_hold_the_page_shows_what_the_server_says() {
     });
 }
 
+/// Script that moves the server's time in each view ahead by ten hours, and records the page's waits for lookups, each
+/// of which passes a hundred times as fast.
+const LATE_SERVER: &str = "const realFetch = fetch, wait = setTimeout;
+    window.longest = 0;
+    window.fetch = async (url, options) => {
+        const reply = await realFetch(url, options);
+        if (!/campaigns.[^/]+$/.test(url) || !reply.ok) return reply;
+        const view = await reply.json();
+        const server_time = new Date(Date.parse(view.server_time) + 36000000);
+        return new Response(JSON.stringify({ ...view, server_time }));
+    };
+    window.setTimeout = (work, ms) => {
+        if (work.name !== 'lookUp') return wait(work, ms);
+        longest = Math.max(longest, ms);
+        return wait(work, ms / 100);
+    };";
+
+#[test]
+fn a_hold_that_the_server_does_not_end_is_looked_up_rarely() {
+    in_browser("a_hold_that_the_server_does_not_end_is_looked_up_rarely", async {
+        let world = page_world().await;
+        create_with_hold(&world, "page-hold-late", 3600).await;
+        let page = Browser::open("page-hold-late", PHONE).await;
+        page.devtools("Page.addScriptToEvaluateOnNewDocument", json!({"source": LATE_SERVER})).await;
+        page.goto(&world.edge.url("/?campaign=page-hold-late")).await;
+        claim_held(&page).await;
+        page.until(MESSAGE, "Checking your reservation").await;
+        page.eval("(longest = 0)").await;
+        // 15 s, less 20 %.
+        page.until("longest >= 12000", true).await;
+        page.close().await;
+    });
+}
+
 #[test]
 fn a_screen_reader_hears_the_end_of_a_hold_but_not_each_second() {
     in_browser("a_screen_reader_hears_the_end_of_a_hold_but_not_each_second", async {
