@@ -588,7 +588,7 @@ fn tokens(admin: &str) -> Result<Tokens, ConfigError> {
 }
 
 /// Returns 32 random bytes as base64url.
-fn random_text() -> Result<String, getrandom::Error> {
+pub(crate) fn random_text() -> Result<String, getrandom::Error> {
     let mut bytes = [0; 32];
     getrandom::fill(&mut bytes)?;
     Ok(URL_SAFE_NO_PAD.encode(bytes))

@@ -13,6 +13,7 @@ use tokio::time::timeout;
 
 use super::report::{Finding, Report};
 use super::setup::{Database, Redis, Setup, WAIT};
+use crate::config::random_text;
 
 const CHECK: &str = "system.disk";
 const SYNCS_MAX: usize = 15;
@@ -23,9 +24,11 @@ const MEDIAN_MAX: Duration = Duration::from_millis(50);
 /// A slower single sync is a warning: a call to Redis times out after a second.
 const SLOWEST_MAX: Duration = Duration::from_millis(500);
 const BYTES: &[u8] = b"claimgate doctor";
-/// The temporary file. Its name begins like core's own files, which the data directory may contain. The name is always
-/// the same, so that each run removes the file of a process that ended during a sync.
-const PROBE_FILE: &str = "core.doctor";
+/// Beginning of the temporary file's name, which is that of core's own files: the data directory may contain these. The
+/// rest is random, since several processes may measure at the same time.
+const PROBE_PREFIX: &str = "core.doctor";
+/// Age from which a temporary file is a leftover of a process that ended during a sync. No measurement takes as long.
+const LEFTOVER_AGE: Duration = Duration::from_secs(60);
 
 const OF_REDIS: &str =
     "claims wait for syncs of Redis' file, and get 503 if Redis does not answer for a second";
@@ -123,12 +126,9 @@ struct ProbeFile {
 
 impl ProbeFile {
     fn create(directory: &Path) -> io::Result<Self> {
-        let path = directory.join(PROBE_FILE);
-        if let Err(error) = fs::remove_file(&path)
-            && error.kind() != ErrorKind::NotFound
-        {
-            return Err(error);
-        }
+        remove_leftovers(directory);
+        let name = random_text().map_err(|error| io::Error::other(error.to_string()))?;
+        let path = directory.join(format!("{PROBE_PREFIX}.{name}"));
         // A new file only: another user may have placed a link if the directory is open.
         let file = File::options().write(true).create_new(true).mode(0o600).open(&path)?;
         Ok(Self { path, file })
@@ -146,6 +146,19 @@ impl ProbeFile {
 impl Drop for ProbeFile {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Removes the temporary files of processes that have ended, as far as possible.
+fn remove_leftovers(directory: &Path) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let is_probe = entry.file_name().to_string_lossy().starts_with(PROBE_PREFIX);
+        let modified = || entry.metadata().and_then(|metadata| metadata.modified()).ok();
+        let age = || modified().and_then(|at| at.elapsed().ok());
+        if is_probe && age().is_some_and(|age| age > LEFTOVER_AGE) {
+            // Another process may have removed the file already.
+            let _ = fs::remove_file(entry.path());
+        }
     }
 }
 
@@ -180,6 +193,8 @@ async fn measure(directory: PathBuf) -> io::Result<Syncs> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use super::*;
 
     fn slow(milliseconds: &[u64]) -> bool {
@@ -196,12 +211,23 @@ mod tests {
     #[test]
     fn a_measurement_names_its_figures_and_leaves_no_file() {
         let directory = tempfile::tempdir().unwrap();
-        fs::write(directory.path().join(PROBE_FILE), "of a run that was killed").unwrap();
+        let leftover = File::create(directory.path().join(format!("{PROBE_PREFIX}.killed"))).unwrap();
+        leftover.set_modified(SystemTime::now() - 2 * LEFTOVER_AGE).unwrap();
         let syncs = Syncs::measure(directory.path()).unwrap();
         assert!((1..=SYNCS_MAX).contains(&syncs.count) && syncs.median <= syncs.slowest, "{syncs:?}");
         assert!(directory.path().read_dir().unwrap().next().is_none());
         let syncs = Syncs::of([2, 1, 4].map(Duration::from_millis).to_vec());
         assert_eq!(syncs.to_string(), "median 2.0 ms, slowest 4.0 ms of 3 syncs");
+    }
+
+    #[test]
+    fn two_processes_measure_at_the_same_time() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut files = [(); 2].map(|()| ProbeFile::create(directory.path()).unwrap());
+        assert_eq!(directory.path().read_dir().unwrap().count(), 2, "neither removes the other's file");
+        for file in &mut files {
+            file.sync().unwrap();
+        }
     }
 
     #[test]
