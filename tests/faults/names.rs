@@ -31,6 +31,9 @@ use crate::tally::Row;
 /// An address that the resolver sorts before all others of a machine's own: it differs least from 127.0.0.1.
 const FIRST: [u8; 4] = [127, 0, 0, 2];
 
+/// Time limit until core calls the next address of PostgreSQL: 0.75 s, and the start of core.
+const NEXT_ADDRESS_MAX: Duration = Duration::from_millis(2750);
+
 /// The name `server.test`, whose first address swallows packets.
 struct Name {
     hosts: NamedTempFile,
@@ -125,6 +128,25 @@ async fn core_uses_the_next_address_of_postgresql() {
     row.fault();
     let name = Name::of(proxy.address()).await;
     claims_reach_postgresql(row, postgres, sql, name.hosts(), name.port).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn core_calls_the_next_address_of_postgresql_in_time() {
+    let row =
+        Row::begin("the first address of PostgreSQL's name swallows packets: the time until the next call");
+    let Some(()) = row.needs(require_namespaces()) else { return };
+    let postgres = TcpListener::bind(free_address()).await.expect("a free address");
+    row.fault();
+    let name = Name::of(postgres.local_addr().expect("an address")).await;
+    let url = format!("postgres://claimgate@server.test:{}/claimgate?sslmode=disable", name.port);
+    let options = CoreOptions::default().with("CLAIMGATE_DATABASE_URL", url);
+    let _core = Core::launch(options.with_hosts(name.hosts())).await;
+    let began = Instant::now();
+    timeout(promised(NEXT_ADDRESS_MAX), postgres.accept())
+        .await
+        .expect("a call in time")
+        .expect("a connection");
+    row.passed(1, &format!("called after {:.2?}", began.elapsed()));
 }
 
 /// Runs a core on the PostgreSQL that it knows as `server.test`.
