@@ -215,34 +215,54 @@ async fn a_campaign_without_its_sql_row_does_not_block_others() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deleted_outbox_entry_does_not_block_other_campaigns() {
     let row = Row::begin("an outbox entry deleted after it was read");
-    let delete = async |fixture: &mut Fixture, redis: &RedisView| {
-        let outbox = key("broken", "outbox");
-        let held = fixture.sql.hold().await;
-        wins(&fixture.core, "broken", "deleted").await;
-        let id = eventually(SOON, || async {
-            entries_in_flight(redis, "broken")
-                .await
-                .pop()
-                .ok_or_else(|| "no entry has been read yet".to_owned())
-        })
-        .await;
-        // Core dies with the entry in flight and looks for it after the restart.
-        fixture.core.kill();
-        assert_eq!(redis.query::<u64>(&["XDEL", &outbox, &id]).await, 1);
-        held.release().await;
-        fixture.core = fixture.core.restart().await;
-    };
-    let fixture = relays_despite_broken(row, Fixture::external().await, delete).await;
-    eventually(SOON, || async {
-        let report = counter(&fixture.core, "claimgate_deleted_events_total").await;
-        holds(report == 1, || format!("{report} deleted events are reported"))
+    let fixture = relays_despite_broken(row, Fixture::external().await, delete_in_flight).await;
+    the_deleted_event_is_counted_once(&fixture.core).await;
+}
+
+/// Deletes an outbox entry of the campaign `broken` that core has read and not relayed.
+async fn delete_in_flight(fixture: &mut Fixture, redis: &RedisView) {
+    let outbox = key("broken", "outbox");
+    let held = fixture.sql.hold().await;
+    wins(&fixture.core, "broken", "deleted").await;
+    let id = eventually(SOON, || async {
+        entries_in_flight(redis, "broken").await.pop().ok_or_else(|| "no entry has been read yet".to_owned())
     })
     .await;
+    // Core dies with the entry in flight and looks for it after the restart.
+    fixture.core.kill();
+    assert_eq!(redis.query::<u64>(&["XDEL", &outbox, &id]).await, 1);
+    held.release().await;
+    fixture.core = fixture.core.restart().await;
+}
+
+/// Waits until core has restored the event, and checks that the event counts as deleted, and not as lost as well.
+async fn the_deleted_event_is_counted_once(core: &Core) {
+    core.until_logged(SOON, &["SQL had lost claims that Redis holds: they have been restored"]).await;
+    let counters = ["claimgate_deleted_events_total", "claimgate_lost_events_total"];
     assert_eq!(
-        fixture.core.log().matches("were deleted before SQL had them").count(),
-        1,
-        "must be logged once"
+        [counter(core, counters[0]).await, counter(core, counters[1]).await],
+        [1, 0],
+        "{}",
+        core.log()
     );
+    assert_eq!(core.log().matches("were deleted before SQL had them").count(), 1, "must be logged once");
+}
+
+/// The maintenance job finds the deletion first, and then the relay finds the gap.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_entry_deleted_from_an_idle_outbox_is_counted_once() {
+    let row = Row::begin("an outbox entry of an idle campaign deleted after it was read");
+    let mut fixture = Fixture::external().await;
+    let redis = fixture.redis().await;
+    fixture.core.create("broken", json!({"total": 100})).await;
+    wins(&fixture.core, "broken", "first").await;
+    redis.relayed("broken", SOON).await;
+    row.fault();
+    delete_in_flight(&mut fixture, &redis).await;
+    fixture.core.until_logged(SOON, &["run `claimgate reconcile broken --repair`"]).await;
+    wins(&fixture.core, "broken", "later").await;
+    the_deleted_event_is_counted_once(&fixture.core).await;
+    row.passed(3, "counted once");
 }
 
 /// A row that this version cannot read does not block changes of other campaigns or core's start.

@@ -457,7 +457,7 @@ impl Maintenance {
             handle.notify_maintenance();
         }
         handle.record_backlog(snapshot.backlog);
-        self.report_deleted(id, snapshot);
+        self.report_deleted(handle, snapshot);
         match snapshot.oldest {
             Some(oldest) if age(oldest, snapshot.now) > ABANDONED_AGE => handle.notify_relay_of_abandoned(),
             Some(_) => handle.notify_relay(),
@@ -472,7 +472,9 @@ impl Maintenance {
     /// Reports outbox entries that were deleted without being relayed, once. The evidence is an empty outbox
     /// with unacknowledged events in two snapshots, with no decision in between. In a single snapshot, the
     /// acknowledgement may be in progress.
-    fn report_deleted(&mut self, id: &CampaignId, snapshot: &CampaignSnapshot) {
+    fn report_deleted(&mut self, handle: &CampaignHandle, snapshot: &CampaignSnapshot) {
+        let campaign = handle.campaign();
+        let id = &campaign.id;
         if snapshot.backlog == 0 {
             self.deleted.remove(id);
         } else if snapshot.oldest.is_none() {
@@ -482,7 +484,7 @@ impl Maintenance {
                 let events = snapshot.backlog - std::mem::replace(reported, snapshot.backlog);
                 tracing::error!(campaign = %id, events,
                     "outbox entries were deleted before SQL had them: run `claimgate reconcile {id} --repair`");
-                metrics::DELETED.add(events);
+                metrics::DELETED.add(handle.counted_losses.add_deleted(campaign.epoch, snapshot.backlog));
             }
         }
     }

@@ -10,7 +10,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use claimgate_shared::CampaignId;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
@@ -128,7 +127,7 @@ async fn compare_one(
         pending.handle.suspect_sql_loss();
         return Ok(false);
     }
-    let lost = report_lost(engine, &pending.handle.campaign().id, &snapshot).await?;
+    let lost = report_lost(engine, &pending.handle, &snapshot).await?;
     pending.was_busy = lost == 0 && snapshot.backlog > 0;
     Ok(pending.was_busy)
 }
@@ -148,13 +147,19 @@ async fn is_older_copy(
 }
 
 /// Reports and returns the minimum number of events that SQL has lost. Some of the backlog may already be in
-/// SQL, so the loss may be larger.
-async fn report_lost(engine: &Engine, id: &CampaignId, snapshot: &CampaignSnapshot) -> Result<u64, SqlError> {
+/// SQL, so the loss may be larger. A loss that is not repaired is logged again, and not counted again.
+async fn report_lost(
+    engine: &Engine,
+    handle: &CampaignHandle,
+    snapshot: &CampaignSnapshot,
+) -> Result<u64, SqlError> {
+    let campaign = handle.campaign();
+    let id = &campaign.id;
     // SQL is read after Redis, so an intact database has at least what the snapshot shows.
     let totals = engine.stores.sql.totals(id).await?;
     let lost = snapshot.revisions.saturating_sub(snapshot.backlog + totals.revisions);
     if lost > 0 {
-        metrics::LOST.add(lost);
+        metrics::LOST.add(handle.counted_losses.add_lost(campaign.epoch, lost));
         tracing::error!(campaign = %id, lost, "SQL has lost claims that Redis holds: run `claimgate reconcile {id} --repair`");
     }
     Ok(lost)

@@ -8,6 +8,7 @@ use claimgate_shared::Version;
 use parking_lot::{Mutex, RwLock};
 
 use super::change_log::ChangeLog;
+use super::counted_losses::CountedLosses;
 use super::notices::Notices;
 use crate::domain::campaign::Campaign;
 use crate::domain::counters::Generation;
@@ -22,6 +23,8 @@ use crate::store::redis::topology::slot::SLOTS;
 pub struct CampaignHandle {
     /// The campaign's keys in Redis.
     pub keys: Keys,
+    /// The missing events that the metrics include already.
+    pub counted_losses: CountedLosses,
     rules: RwLock<Arc<Campaign>>,
     sequence: AtomicU64,
     /// The sequence up to which [`Self::take_new_claims`] has counted; `u64::MAX` until [`Self::begin_count`].
@@ -81,6 +84,7 @@ impl CampaignHandle {
     pub(super) fn new(campaign: Campaign, notices: Arc<Notices>) -> Self {
         Self {
             keys: Keys::of(&campaign.id),
+            counted_losses: CountedLosses::default(),
             sequence: AtomicU64::new(campaign.high_water_mark.sequence),
             sampled_sequence: AtomicU64::new(u64::MAX),
             events: AtomicU64::new(campaign.high_water_mark.events),

@@ -40,8 +40,7 @@ use crate::store::sql::{EntryOrder, History, LoadCursor, OutboxWriteError};
 
 /// Lease TTL; a crashed loader blocks others for this long.
 pub(super) const LEASE: Duration = Duration::from_secs(5);
-/// Number of campaigns loaded concurrently. It is lower than the number of SQL connections, because callers need
-/// some of them.
+/// Number of campaigns loaded concurrently: fewer than the connections to SQL, some of which callers need.
 const LOADS_MAX: usize = 4;
 /// Maximum number of missing claims that one transaction writes to SQL.
 const RESCUE_PAGE: usize = 1000;
@@ -219,6 +218,7 @@ impl Recovery {
             let (epoch, seconds) = (adopted.epoch.get(), started.elapsed().as_secs_f64());
             tracing::info!(campaign = %adopted.id, epoch, relayed, seconds, "adopted unchanged from Redis");
             metrics::ADOPTIONS.add(1);
+            handle.counted_losses.keep(handle.campaign().epoch, adopted.epoch);
             self.record_recovered(handle, adopted);
             handle.request_row_check();
             return Ok(Recovered::Adopted);
@@ -343,7 +343,7 @@ impl Recovery {
         if rescued > 0 {
             // A loss that only an operator repairs has been counted when it was found.
             if handle.suspects_sql_loss() {
-                metrics::LOST.add(rescued);
+                metrics::LOST.add(handle.counted_losses.uncounted(handle.campaign().epoch, rescued));
             }
             tracing::error!(campaign = %row.id, rescued, "SQL had lost claims that Redis holds: they have been restored");
         }

@@ -30,8 +30,13 @@ impl Recovery {
                 handle.clear_suspicion();
                 return Ok(None);
             }
-            tracing::error!(campaign = %id, events, "outbox entries were deleted before SQL had them; restoring them");
-            metrics::DELETED.add(events);
+            // A failed recovery is retried, and the maintenance job may have found the same events.
+            let uncounted = handle.counted_losses.add_deleted(handle.campaign().epoch, events);
+            if uncounted > 0 {
+                tracing::error!(campaign = %id, events,
+                    "outbox entries were deleted before SQL had them; restoring them");
+                metrics::DELETED.add(uncounted);
+            }
         }
         let recovered = self.recover(handle, true).await?;
         if recovered != Recovered::Elsewhere {
