@@ -2,7 +2,9 @@
 # Finds tests of the gate that could fail only because the machine is slow. Each limit of a wait must be SOON,
 # promised(…), or at least 20 s. No window, hold or token begins or ends some seconds from now. The exception
 # is a test of tests/soak.txt, on a line with a comment "real time". A time whose end fails no test has a comment
-# "Not a limit" on the line above. First checks itself with lines that must be found.
+# "Not a limit" on the line above. A campaign with a small limit per day is in zone_far_from_midnight(), as campaign()
+# creates it, unless a comment on the line says that the test passes "on any day". First checks itself with lines that
+# must be found.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -70,7 +72,7 @@ check() { # FILE…
         }
         pass == 1 { next }
         /\/\/ Not a limit: / { exempt = FNR + 1 }
-        /^ *(pub )?(async )?fn / { test = $0; sub(/^.*fn /, "", test); sub(/[^a-z0-9_].*/, "", test) }
+        /^ *(pub )?(async )?fn / { test = $0; sub(/^.*fn /, "", test); sub(/[^a-z0-9_].*/, "", test); daily = 0 }
         # An assertion may span some lines, and so may the arguments of a call before its closure.
         /assert!\(/ || $0 ~ waits "$" { whole = 1; line = ""; lines = 0 }
         whole {
@@ -80,6 +82,17 @@ check() { # FILE…
             whole = 0
         }
         /real time/ && is_in_soak() { next }
+
+        # Limits per day, and the time zones of the function that has them. Unit tests have no servers.
+        FILENAME !~ /(^|\/)src\// && !/on any day/ {
+            if (/per_user_per_day"?: (Some\()?[1-9][0-9]?[^0-9_]|"limits": limits\(\)/) daily = 1
+            if (/"limits": \{.*"per_user_per_day": [1-9][0-9]?[^0-9_]/ && !/patch\(/ ||
+                /"--per-user-per-day", "[1-9][0-9]?"/ && !/zone_far_from_midnight/ ||
+                daily && (/\["time_zone"\] = json!\("/ || /"time_zone": "[A-Z].*"limits"/)) {
+                fail("a day may end while the test runs")
+                next
+            }
+        }
 
         # Times from now, below 100 s, or below the 60,000 ms of a lease. Unit tests have no servers.
         FILENAME !~ /(^|\/)src\// && (/from_now\([1-9][0-9]?( \+ [0-9]+)?\)/ ||
@@ -183,6 +196,10 @@ run(&["campaign", "update", "demo", "--hold-seconds", "5"]).await;
 run(&["pass", "--user", "ann", "--ttl", "5"]).await;
 payload["exp"] = json!(now_ms() / 1000 - 2);
 ("ends", with("exp", json!(now_s + 3))),
+let mut body = campaign("demo", json!({"per_user_per_day": 1})); body["time_zone"] = json!("UTC");
+let body = json!({"id": "demo", "time_zone": "Asia/Shanghai", "limits": limits()});
+let body = json!({"id": "demo", "limits": {"total": 10, "per_user_per_day": 2}});
+run(&["campaign", "create", "demo", "--per-user-per-day", "1"]).await;
 const client = new ClaimgateClient({ deadlineMs: 1500 });
 assert.ok(performance.now() - startedAt < 1700, "the deadline holds");
 BAD

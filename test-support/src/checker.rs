@@ -103,7 +103,7 @@ impl Checker {
         }
     }
 
-    /// Creates the campaign `id`, open, in UTC and with `limits`, and its checker.
+    /// Creates the campaign `id`, open and with `limits`, and its checker.
     pub async fn create(core: &Core, id: &str, limits: Limits) -> Self {
         core.create_with(campaign(id, limits.json())).await;
         Self::new(id, limits)

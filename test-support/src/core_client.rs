@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::SOON;
 use crate::client::{Client, REPEATABLE, Repetition, Reply};
-use crate::times::from_now;
+use crate::times::{from_now, zone_far_from_midnight};
 
 /// The API token that every core in the tests accepts.
 pub const API_TOKEN: &str = "a-back-ends-token-for-the-tests-only";
@@ -191,7 +191,7 @@ impl CoreClient {
         self.admin(Method::POST, path, &Value::Null).await
     }
 
-    /// Creates an open campaign in UTC with `limits`.
+    /// Creates an open campaign with `limits`.
     pub async fn create(&self, id: &str, limits: Value) -> Value {
         self.create_with(campaign(id, limits)).await
     }
@@ -235,8 +235,13 @@ impl CoreClient {
     }
 }
 
-/// Returns the body that creates a campaign in UTC, open since one minute ago.
+/// Returns the body that creates a campaign, open since one minute ago. With a limit per day, it is in a time zone in
+/// which no day ends while the test runs.
 #[allow(clippy::needless_pass_by_value)] // called with `json!(…)` everywhere
 pub fn campaign(id: &str, limits: Value) -> Value {
-    json!({"id": id, "name": id, "starts_at": from_now(-60), "limits": limits})
+    let mut body = json!({"id": id, "name": id, "starts_at": from_now(-60), "limits": limits});
+    if limits["per_user_per_day"].is_number() {
+        body["time_zone"] = json!(zone_far_from_midnight());
+    }
+    body
 }

@@ -23,8 +23,8 @@ async fn a_campaign_is_created_once() {
     let core = Core::start().await;
     let body = json!({
         "id": "demo", "name": "Démo 活动", "starts_at": "2026-01-01T08:00:00+08:00", "ends_at": "2099-01-01T00:00:00Z",
-        "time_zone": "Asia/Shanghai", "limits": {"total": 100, "per_user": 3, "per_user_per_day": 1, "per_claim": null},
-        "hold_seconds": null,
+        "limits": {"total": 100, "per_user": 3, "per_user_per_day": 1, "per_claim": null}, // on any day
+        "time_zone": "Asia/Shanghai", "hold_seconds": null,
     });
     let made = create(&core, &body).await.expect(201).json();
     assert_eq!(

@@ -20,7 +20,7 @@ use claimgate_shared::http::BODY_BYTES_MAX;
 use serde_json::{Value, json};
 use support::core_client::API_TOKEN;
 use support::raw::{Raw, claim_request, status};
-use support::times::from_now;
+use support::times::{from_now, zone_far_from_midnight};
 use support::{Servers, claim_body};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
@@ -91,8 +91,10 @@ async fn listener() -> TcpListener {
 }
 
 fn campaigns() -> [(&'static str, Value); 6] {
+    let zone = zone_far_from_midnight();
+    let limits = json!({"total": 100, "per_claim": 2, "per_user_per_day": 3});
     [
-        ("open", json!({"limits": {"total": 100, "per_claim": 2, "per_user_per_day": 3}})),
+        ("open", json!({"time_zone": zone, "limits": limits})),
         ("user", json!({"limits": {"per_user": 1}})),
         ("few", json!({"limits": {"total": 1}})),
         ("held", json!({"limits": {"total": 5}, "hold_seconds": 600})),

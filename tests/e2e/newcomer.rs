@@ -453,11 +453,12 @@ async fn times_are_read_and_shown_in_the_campaigns_time_zone() {
         .await
         .ended(1)
         .one_line("opens at 2099-01-01 08:00+08:00");
-    run_against(&core, &["campaign", "update", "tickets", "--starts-at", "now", "--per-user-per-day", "1"])
+    let rules = ["--starts-at", "now", "--per-user-per-day", "1"]; // on any day
+    run_against(&core, &[&["campaign", "update", "tickets"][..], &rules].concat()).await.ended(0);
+    run_against(&core, &["claim", "tickets", "--user", "bob", "--quantity", "2"])
         .await
-        .ended(0);
-    run_against(&core, &["claim", "tickets", "--user", "bob"]).await.ended(0);
-    run_against(&core, &["claim", "tickets", "--user", "bob"]).await.ended(1).one_line("00:00+08:00");
+        .ended(1)
+        .one_line("00:00+08:00");
 }
 
 #[tokio::test]

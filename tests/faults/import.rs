@@ -240,7 +240,7 @@ async fn an_invalid_import_changes_nothing(row: Row, fixture: Fixture) {
     }
     for (lines, code, limit, field) in [
         (
-            "ann,1,2020-01-01T00:00:00Z\nann,1,2020-01-01T23:59:59Z\n",
+            "ann,1,2020-01-01T12:00:00Z\nann,1,2020-01-01T23:59:59Z\n",
             "user_daily_limit_reached",
             "per_user_per_day",
             "line 3",

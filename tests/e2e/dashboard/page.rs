@@ -457,7 +457,7 @@ fn a_campaign_shows_its_window_limits_and_page() {
             let core = options.start().await;
             let limits = json!({"total": 10, "per_user": 4, "per_user_per_day": 1, "per_claim": 2});
             let rules = json!({"id": "ruled", "name": "Ruled", "starts_at": from_now(-60), "ends_at": from_now(86400),
-                "time_zone": "Asia/Shanghai", "limits": limits});
+                "time_zone": "Asia/Shanghai", "limits": limits}); // on any day
             core.create_with(rules).await;
             core.create_with(
                 json!({"id": "later", "name": "Later", "starts_at": from_now(86400), "limits": {}}),

@@ -73,7 +73,8 @@ fn refusal(status: u16, code: &str) -> Canned {
 fn view(id: &str, more: &Value) -> Value {
     let mut view = json!({
         "id": id, "name": id, "state": "open", "starts_at": "2026-01-01T00:00:00.000Z", "ends_at": null, "time_zone": "UTC",
-        "limits": {"total": 100, "per_user": 3, "per_user_per_day": 1, "per_claim": 1, "per_user_per_week": 2},
+        "limits": {"total": 100, "per_user": 3, "per_user_per_day": 1, // on any day
+            "per_claim": 1, "per_user_per_week": 2},
         "remaining": 42, "version": 3, "server_time": from_now(0), "kind": {"of": "tomorrow"},
     });
     view.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());

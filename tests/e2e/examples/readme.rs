@@ -3,13 +3,16 @@
 use serde_json::json;
 use support::edge::{Runtime, World};
 use support::examples::{CommandOutput, ExampleShell, Examples};
+use support::times::zone_far_from_midnight;
 use support::wait::holds;
 use support::{SOON, eventually};
 
 use crate::edge::{run, run_alone};
 
 fn desk(world: &World) -> ExampleShell {
-    ExampleShell::of(&world.core).replacing("127.0.0.1:8787", &world.edge.listen.to_string())
+    ExampleShell::of(&world.core)
+        .replacing("127.0.0.1:8787", &world.edge.listen.to_string())
+        .replacing("Asia/Shanghai", zone_far_from_midnight())
 }
 
 #[test]

@@ -84,7 +84,7 @@ fn the_chinese_texts_are_idiomatic() {
     in_browser("the_chinese_texts_are_idiomatic", async {
         let world = page_world().await;
         let rules = json!({"id": "page-spoken", "name": "口语", "starts_at": from_now(-60), "ends_at": from_now(9000),
-            "time_zone": "Asia/Shanghai", "limits": limits()});
+            "time_zone": "Asia/Shanghai", "limits": limits()}); // on any day
         world.core.create_with(rules).await;
         let page = visit(&world, "page-spoken", "&lang=zh").await;
         page.until(BUTTON, false).await;
