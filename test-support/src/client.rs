@@ -16,6 +16,7 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use crate::SOON;
+use crate::time_limits::limit;
 
 /// Core closes a connection that sends no request head for 5 s. A closing connection must not be reused, even
 /// if this process was delayed.
@@ -177,9 +178,9 @@ pub(crate) struct Repetition {
 }
 
 impl Repetition {
-    /// Starts a call that may be retried `within` this time.
+    /// Starts a call that may be retried for `limit(within)`.
     pub fn new(within: Duration) -> Self {
-        Self { until: Instant::now() + within, count: 0 }
+        Self { until: Instant::now() + limit(within), count: 0 }
     }
 
     /// Returns whether the call should be retried after `reply`; first waits as long as `reply` requires.

@@ -11,6 +11,7 @@ pub use rustix::process::Signal;
 use rustix::process::{Pid, kill_process, kill_process_group};
 
 use crate::stalls;
+use crate::time_limits::limit;
 
 type Order = (Command, mpsc::Sender<std::io::Result<Child>>);
 
@@ -99,8 +100,9 @@ impl Process {
         self.child.try_wait().expect("a child can be waited for")
     }
 
-    /// Waits until the process ends; fails the test after `within`.
+    /// Waits until the process ends; fails the test after `limit(within)`.
     pub async fn wait(&mut self, within: Duration) -> ExitStatus {
+        let within = limit(within);
         let started = Instant::now();
         loop {
             if let Some(status) = self.ended() {

@@ -9,22 +9,21 @@ use tokio::sync::RwLock;
 use tokio::task::spawn_blocking;
 
 use crate::client::Repetition;
-use crate::process::is_slow;
+use crate::time_limits::limit;
 use crate::{Reply, SOON};
 
 /// The shortest and the longest pause between two checks.
 const PAUSE_SHORT: Duration = Duration::from_millis(10);
 const PAUSE_LONG: Duration = Duration::from_millis(100);
 
-/// Calls `check` until it returns `Ok`; fails the test with the last `Err` after `within`, or four times as long on a
-/// simulated slow machine. The pauses grow to a tenth of the time waited, because each check costs processor time that
-/// other tests need.
+/// Calls `check` until it returns `Ok`; fails the test with the last `Err` after `limit(within)`. The pauses
+/// grow to a tenth of the time waited, because each check costs processor time that other tests need.
 pub async fn eventually<T, F, Fut>(within: Duration, mut check: F) -> T
 where
     F: FnMut() -> Fut,
     Fut: Future<Output = Result<T, String>>,
 {
-    let within = if is_slow() { 4 * within } else { within };
+    let within = limit(within);
     let started = Instant::now();
     loop {
         match check().await {
