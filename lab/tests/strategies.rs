@@ -16,10 +16,8 @@ use claimgate_lab::measure::{self, Plan};
 use claimgate_lab::servers::Servers;
 use claimgate_lab::strategies::{STRATEGIES, select};
 use claimgate_lab::workload::{self, Kind, Quantities};
-use support::RedisServer;
 use support::process::free_address;
-
-const WAIT_MAX: Duration = Duration::from_secs(60);
+use support::{RedisServer, SOON};
 
 /// A race depends on scheduling, so a mistake may take this many small runs to appear.
 const RUNS_MAX: usize = 20;
@@ -70,7 +68,7 @@ async fn every_strategy_takes_and_returns_units() {
         let managers = strategy.managers(&apps, &key).unwrap();
         let (first, last) = (&managers[0], managers.last().unwrap());
         first.init(5).await.unwrap();
-        let attempt = |user, quantity| Attempt::new(user, quantity, WAIT_MAX);
+        let attempt = |user, quantity| Attempt::new(user, quantity, SOON);
         let (alice, bob, carol) = (attempt("alice", 3), attempt("bob", 3), attempt("carol", 2));
         let name = strategy.name;
         assert_eq!(last.reduce(&alice).await.unwrap(), ReduceResult::Taken, "{name}");
@@ -151,7 +149,7 @@ async fn a_lock_without_expiry_stays_with_its_crashed_holder() {
     let strategy = select(&["15".to_owned()]).unwrap()[0];
     let managers = strategy.managers(&apps, &key).unwrap();
     managers[0].init(5).await.unwrap();
-    drop(managers[0].hold(&Attempt::new("crashed", 1, WAIT_MAX)).await.unwrap());
+    drop(managers[0].hold(&Attempt::new("crashed", 1, SOON)).await.unwrap());
     let next = managers[1].reduce(&Attempt::new("next", 1, Duration::from_millis(300))).await;
     assert!(matches!(next, Err(StockError::TimedOut)), "{next:?}");
 }
@@ -162,7 +160,7 @@ async fn a_denial_names_its_limit() {
     let (apps, key) = (App::start_all(&servers.addresses, 1).unwrap(), unique().unwrap());
     let manager = select(&["script_limits".to_owned()]).unwrap()[0].managers(&apps, &key).unwrap().remove(0);
     manager.init(4).await.unwrap();
-    let tries = async |user| manager.reduce(&Attempt::new(user, 3, WAIT_MAX)).await.unwrap();
+    let tries = async |user| manager.reduce(&Attempt::new(user, 3, SOON)).await.unwrap();
     assert_eq!(tries("alice").await, ReduceResult::Taken);
     assert_eq!(tries("alice").await, ReduceResult::Limited("user per day"));
     let day = claimgate_core::clock::now().as_ms() / 86_400_000;

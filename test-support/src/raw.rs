@@ -9,8 +9,9 @@ use tokio::time::timeout;
 
 use crate::core_client::API_TOKEN;
 
-/// Less than the 100 s after which core closes an idle connection, far more than anything else takes.
-const WAIT_MAX: Duration = Duration::from_secs(60);
+/// Limit of a read. Less than the 100 s after which core closes an idle connection: a test must notice that core leaves
+/// a connection open.
+const WAIT_MAX: Duration = Duration::from_secs(90);
 
 /// A connection that can send arbitrary bytes.
 #[derive(Debug)]

@@ -16,14 +16,14 @@ use support::{Core, CoreOptions, Reply, SOON, eventually, heavy};
 use crate::fixture::Fixture;
 use crate::tally::Row;
 
-/// A debug build of core takes longer for a million claims than the client's default timeout.
-const WAIT: Duration = Duration::from_secs(300);
+/// Timeout of an import: a debug build of core takes longer for a million claims than the client's default.
+const TIMEOUT: Duration = Duration::from_secs(300);
 /// Number of claims in the file whose import is killed: ten transactions.
 const MANY: usize = 100_000;
 
 fn request(core: &Core, id: &str) -> RequestBuilder {
     let url = core.admin_url(&format!("/admin/v1/campaigns/{id}/import"));
-    core.client().request(Method::POST, &url).header("Content-Type", "text/csv").timeout(WAIT)
+    core.client().request(Method::POST, &url).header("Content-Type", "text/csv").timeout(TIMEOUT)
 }
 
 async fn try_import(core: &Core, id: &str, csv: &str) -> Result<Reply, reqwest::Error> {
@@ -316,7 +316,7 @@ async fn import_until_killed(fixture: &Fixture, id: &str, file: &str) -> bool {
     fixture.core.create(id, json!({"total": MANY})).await;
     fixture.core.set_admin_state(id, "pause").await.expect(200);
     let (answer, ()) = tokio::join!(try_import(&fixture.core, id, file), async {
-        eventually(WAIT, || async {
+        eventually(SOON, || async {
             holds(written(fixture, id).await > 0, || "no row written yet".to_owned())
         })
         .await;
@@ -434,7 +434,7 @@ async fn import_concurrently(row: Row, fixture: Fixture) {
     let answers = join_all((0..4).map(|at| {
         let (core, file) = (cores[at % cores.len()], &file);
         // The other core's import may take longer than this core waits.
-        eventually(WAIT, move || async move {
+        eventually(SOON, move || async move {
             let reply = import(core, "demo", file).await;
             if reply.code() == "campaign_not_ready" { Err(reply.text()) } else { Ok(reply.expect(200)) }
         })
