@@ -18,6 +18,9 @@ const SLOTS: usize = 16384;
 /// Silence after which nodes consider another node failed; long enough for a busy machine.
 const NODE_TIMEOUT_MS: &str = "2000";
 
+/// Setting with which nodes never consider another node failed: the longest time, in milliseconds.
+pub(crate) const WITHOUT_FAILOVERS: (&str, &str) = ("cluster-node-timeout", "2147483647000");
+
 /// Options of a cluster.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ClusterOptions<'a> {
@@ -41,6 +44,12 @@ impl ClusterSet {
     /// Starts a cluster; waits until all slots are served and all replicas follow.
     pub async fn start(kind: Kind) -> Self {
         Self::start_with(kind, ClusterOptions::default()).await
+    }
+
+    /// Starts a cluster whose nodes never fail over, for tests that do not test the detection of a failure.
+    pub async fn start_without_failovers(kind: Kind) -> Self {
+        let options = ClusterOptions { settings: &[WITHOUT_FAILOVERS], ..ClusterOptions::default() };
+        Self::start_with(kind, options).await
     }
 
     /// Starts a cluster with options.

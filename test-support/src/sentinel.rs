@@ -281,7 +281,7 @@ impl SentinelSet {
     }
 
     /// Requests a failover, as an operator does, and waits until all sentinels name a different primary;
-    /// returns its index.
+    /// returns its index. The old primary may be dead.
     pub async fn fail_over(&self) -> usize {
         let (sentinel, before) = (&self.sentinels[0], self.named_by(&self.sentinels[0]).await);
         let view = sentinel.view().await;
@@ -313,7 +313,7 @@ impl SentinelSet {
         .await
     }
 
-    /// Prevents failovers of a primary that answers slowly, for tests of another fault.
+    /// Prevents all failovers but those of [`Self::fail_over`], for tests that do not test the detection of a failure.
     pub async fn never_fail_over(&self) {
         for sentinel in &self.sentinels {
             let set = ["SENTINEL", "SET", SERVICE, "down-after-milliseconds", NEVER_MS];

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use futures_util::future::join_all;
 
 use crate::clock::{Clock, FrozenClock};
-use crate::cluster::{ClusterOptions, ClusterSet};
+use crate::cluster::{ClusterOptions, ClusterSet, WITHOUT_FAILOVERS};
 use crate::redis_server::Kind;
 use crate::sentinel::{Access, SentinelSet};
 use crate::time_limits::SOON;
@@ -14,10 +14,9 @@ use crate::topology::Topology;
 use crate::wait::{eventually, holds};
 use crate::{RedisServer, RedisView};
 
-/// Timeouts that never expire, regardless of load and the test's clock, because separate tests cover
-/// failovers. The value is in seconds, the maximum for a replica.
+/// Timeout of a replica that never expires, regardless of load and the test's clock, because separate tests cover
+/// failovers: the maximum, in seconds.
 const NEVER_S: &str = "2147483647";
-const NEVER_MS: &str = "2147483647000";
 
 /// One server or a set of servers. Without failovers the first server of a set and the first three nodes of a
 /// cluster stay primaries.
@@ -68,7 +67,7 @@ impl Servers {
                 Self::Sentinel(set)
             }
             Topology::Cluster => {
-                let patient = [&patient[..], &[("cluster-node-timeout", NEVER_MS)]].concat();
+                let patient = [&patient[..], &[WITHOUT_FAILOVERS]].concat();
                 let options = ClusterOptions { settings: &patient, environment, ..ClusterOptions::default() };
                 Self::Cluster(ClusterSet::start_with(kind, options).await)
             }

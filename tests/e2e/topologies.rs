@@ -141,8 +141,9 @@ async fn core_does_not_start_on_a_service_unknown_to_sentinel() {
     assert_refused(&url, "redis.role", &["is a Sentinel", "26379"]).await;
 }
 
-/// Creates core's user with minimal permissions on all servers, and returns the URL.
+/// Creates core's user with minimal permissions on all servers, which only fail over on request, and returns the URL.
 async fn url_with_core_user(set: &SentinelSet) -> String {
+    set.never_fail_over().await;
     for server in &set.servers {
         let may = ["~cg:*", "+@all", "-@dangerous", "-@admin", "+info", "+config|get"];
         let password = format!(">{PASSWORD}");
@@ -232,6 +233,7 @@ async fn sentinels_and_servers_are_reached_over_tls() {
 async fn one_responsive_sentinel_is_enough_to_start() {
     only_on!(OWN, "it starts its own servers");
     let set = SentinelSet::start(Kind::Redis).await;
+    set.never_fail_over().await;
     let url = set.url();
     set.sentinels[0].signal(Signal::KILL);
     set.sentinels[1].signal(Signal::STOP);
@@ -248,7 +250,7 @@ async fn one_responsive_sentinel_is_enough_to_start() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_is_discovered_from_any_node() {
     only_on!(OWN, "it starts its own servers");
-    let set = ClusterSet::start(Kind::Redis).await;
+    let set = ClusterSet::start_without_failovers(Kind::Redis).await;
     for node in &set.nodes {
         let password = format!(">{PASSWORD}");
         let user = ["ACL", "SETUSER", "core", "on", &password, "~cg:*", "+@all"];

@@ -36,7 +36,7 @@ async fn a_lost_node_is_reported_but_core_stays_ready() {
     let kind = Kind::from_env();
     let row = Row::begin_on(kind, "Cluster: a primary and its replica lost, then all nodes");
     let _turn = undisturbed().await;
-    let set = ClusterSet::start(kind).await;
+    let set = ClusterSet::start_without_failovers(kind).await;
     let core = CoreOptions::default().with("CLAIMGATE_REDIS_URL", set.url()).start().await;
     for campaign in CAMPAIGNS {
         core.create(campaign, json!({"total": 100})).await;

@@ -37,7 +37,7 @@ pub fn waiting_for_one(url: String) -> CoreOptions {
     CoreOptions::default().with("CLAIMGATE_REDIS_URL", url).with("CLAIMGATE_REDIS_REPLICAS", "1")
 }
 
-/// A core that requires one replica, on a primary with two.
+/// A core that requires one replica, on a primary with two. No server fails over unless the test requests it.
 struct SentinelFixture {
     set: SentinelSet,
     core: Core,
@@ -47,6 +47,7 @@ struct SentinelFixture {
 impl SentinelFixture {
     async fn start(kind: Kind) -> Self {
         let set = SentinelSet::start(kind).await;
+        set.never_fail_over().await;
         let core = waiting_for_one(set.url()).start().await;
         has_members(&core, 2).await;
         let checker = Checker::create(&core, "demo", ROOMY).await;
@@ -76,7 +77,6 @@ async fn nothing_is_acknowledged_before_a_replica_has_it() {
     let row = Row::begin_on(kind, "replicas: all stopped, then one");
     let _turn = undisturbed().await;
     let fixture = SentinelFixture::start(kind).await;
-    fixture.set.never_fail_over().await;
     fixture.checker.win(&fixture.core, 0..20).await;
     let pids = [fixture.set.view(1).await.pid().await, fixture.set.view(2).await.pid().await];
     row.fault();
@@ -116,7 +116,7 @@ async fn no_acknowledged_claim_is_lost_when_the_primary_is_killed() {
         tokio::time::sleep(LOAD_TIME).await;
         row.kill();
         signal_pid(pid, Signal::KILL);
-        let promoted = fixture.set.promoted_after(0).await;
+        let promoted = fixture.set.fail_over().await;
         fixture.checker.decided(SOON, &fixture.core, "probe", "k").await;
         tokio::time::sleep(LOAD_TIME).await;
         promoted
@@ -148,7 +148,7 @@ async fn a_promoted_server_outside_the_set_stays_closed() {
         signal_pid(pid, Signal::KILL);
     }
     signal_pid(behind, Signal::CONT);
-    assert_eq!(fixture.set.promoted_after(0).await, 2);
+    assert_eq!(fixture.set.fail_over().await, 2);
     fixture.core.until_logged(SOON, &["writes to this primary are not acknowledged"]).await;
     for at in [0, 1] {
         fixture.set.servers[at].kill_and_restart().await;
@@ -173,7 +173,6 @@ async fn a_replica_set_lost_by_sql_is_written_again() {
     let row = Row::begin_on(kind, "replicas: SQL forgets that one has left the set");
     let _turn = undisturbed().await;
     let fixture = SentinelFixture::start(kind).await;
-    fixture.set.never_fail_over().await;
     let sql = Sql::in_directory(&fixture.core.data_dir());
     sql.copy_tables().await;
     let behind = fixture.set.view(2).await.pid().await;
@@ -281,7 +280,7 @@ async fn claims_continue_when_the_barriers_slot_moves() {
     let kind = Kind::from_env();
     let row = Row::begin_on(kind, "replicas: the slot of the barrier's own key moved");
     let _turn = undisturbed().await;
-    let set = ClusterSet::start(kind).await;
+    let set = ClusterSet::start_without_failovers(kind).await;
     let core = waiting_for_one(set.url()).start().await;
     has_members(&core, 1).await;
     let checker = Checker::create(&core, "demo", ROOMY).await;

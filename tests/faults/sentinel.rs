@@ -117,6 +117,7 @@ async fn persisted_claims_survive_manual_failovers() {
     let row = Row::begin_on(kind, "Sentinel: manual failovers under load");
     let _turn = heavy().await;
     let fixture = SentinelFixture::start(kind).await;
+    fixture.set.never_fail_over().await;
     let mut primary = 0;
     for round in 1..=2 {
         let keys = format!("k{round}");
@@ -268,6 +269,7 @@ async fn claims_in_flight_to_a_replaced_primary_are_retried() {
     let row = Row::begin_on(kind, "Sentinel: claims in flight to a replaced primary");
     let _turn = heavy().await;
     let fixture = SentinelFixture::start(kind).await;
+    fixture.set.never_fail_over().await;
     for campaign in WAITING {
         fixture.core.create(campaign, json!({"total": 100})).await;
         fixture.core.claim(campaign, "early", "k").await.expect(201);

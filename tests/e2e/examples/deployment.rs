@@ -143,6 +143,7 @@ async fn core_starts_with_sentinel_as_shown() {
     only_on!(OWN, "it starts its own servers");
     let shown = Shown::read();
     let set = SentinelSet::start(Kind::from_env()).await;
+    set.never_fail_over().await;
     for server in 0..3 {
         make_user(&set.view(server).await).await;
     }
@@ -154,7 +155,7 @@ async fn core_starts_with_sentinel_as_shown() {
 #[tokio::test]
 async fn core_starts_with_a_cluster_as_shown() {
     only_on!(OWN, "it starts its own servers");
-    let set = ClusterSet::start(Kind::from_env()).await;
+    let set = ClusterSet::start_without_failovers(Kind::from_env()).await;
     for node in 0..6 {
         make_user(&set.view(node).await).await;
     }
