@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 pub use rustix::process::Signal;
 use rustix::process::{Pid, kill_process, kill_process_group};
 
+use crate::client::declare_fault;
 use crate::stalls;
 use crate::time_limits::limit;
 
@@ -89,8 +90,13 @@ impl Process {
         signal_pid(self.pid(), signal);
     }
 
-    /// Sends SIGKILL and waits until the process is gone.
+    /// Sends SIGKILL, as a fault of the test, and waits until the process is gone.
     pub fn kill(&mut self) {
+        declare_fault();
+        self.end();
+    }
+
+    fn end(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -116,12 +122,13 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        self.kill();
+        self.end();
     }
 }
 
-/// Sends `signal` to the process `pid` if it still exists.
+/// Sends `signal`, as a fault of the test, to the process `pid` if it still exists.
 pub fn signal_pid(pid: u32, signal: Signal) {
+    declare_fault();
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a process id");
     let _ = kill_process(pid, signal);
 }

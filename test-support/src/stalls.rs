@@ -7,6 +7,8 @@ use std::sync::{Mutex, Once};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::client::note;
+
 const PAUSE: Duration = Duration::from_millis(10);
 /// Minimum delay that is recorded. Core's timeout for Redis is 1 s.
 const LATE: Duration = Duration::from_millis(150);
@@ -41,27 +43,34 @@ pub fn watch() {
         thread::spawn(|| {
             let file = tempfile::tempfile().expect("a file on the disk of the servers' data");
             loop {
-                measure("the processors", PAUSE, || thread::sleep(PAUSE));
-                measure("the disk", Duration::ZERO, || sync(&file));
+                let stalls = [
+                    measure("the processors", PAUSE, || thread::sleep(PAUSE)),
+                    measure("the disk", Duration::ZERO, || sync(&file)),
+                ];
+                for Stall { what, lasted, .. } in stalls.into_iter().flatten() {
+                    note(&format!("stall {what} {lasted:.1?}"));
+                }
             }
         });
     });
 }
 
-/// Records that `work` took much longer than `usual`.
-fn measure(what: &'static str, usual: Duration, work: impl FnOnce()) {
+/// Keeps and returns a stall if `work` took much longer than `usual`.
+fn measure(what: &'static str, usual: Duration, work: impl FnOnce()) -> Option<Stall> {
     let began = Instant::now();
     work();
     let ended = Instant::now();
     let lasted = ended.duration_since(began).saturating_sub(usual);
     if lasted < LATE {
-        return;
+        return None;
     }
+    let stall = Stall { what, ended, lasted };
     let mut stalls = STALLS.lock().expect("the stalls");
     if stalls.len() == KEPT {
         stalls.remove(0);
     }
-    stalls.push(Stall { what, ended, lasted });
+    stalls.push(stall);
+    Some(stall)
 }
 
 fn sync(file: &File) {

@@ -6,6 +6,7 @@ use std::time::Instant;
 use support::available::available;
 pub use support::available::say;
 use support::checker::Verdict;
+use support::client::declare_fault;
 use support::redis_server::Kind;
 
 static ROWS: AtomicUsize = AtomicUsize::new(0);
@@ -37,6 +38,7 @@ impl Row {
 
     /// Counts an injected fault.
     pub fn fault(&self) {
+        declare_fault();
         self.faults.fetch_add(1, Ordering::Relaxed);
     }
 
