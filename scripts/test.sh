@@ -210,5 +210,6 @@ echo "; $(grep -c '^[^#]' tests/soak.txt) more run only in make soak (tests/soak
 if [ $failed = 1 ]; then
     grep -hE -A 3 "^thread '.*panicked at" $logs/*.log | head -200 >&2 || true
     run_again
+    awk '$1 == "full" { sub(/^full /, ""); print "failed tests may lack space: " $0 }' $repeated | sort -u >&2
 fi
 exit $failed

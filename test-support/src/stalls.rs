@@ -1,11 +1,12 @@
-//! Watches for stalls of the machine, so that a failed test prints those of its time.
+//! Watches for stalls of the machine, so that a failed test prints those of its time, and for a full disk.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
-use std::panic;
 use std::sync::{Mutex, Once};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{env, panic, thread};
+
+use rustix::fs::fstatvfs;
 
 use crate::client::note;
 
@@ -14,6 +15,8 @@ const PAUSE: Duration = Duration::from_millis(10);
 const LATE: Duration = Duration::from_millis(150);
 /// Maximum number of stalls that are kept and printed.
 const KEPT: usize = 20;
+/// Free space below which servers may fail: PostgreSQL's log grows by 16 MiB at a time.
+const SPACE_MIN_MIB: u64 = 64;
 
 /// A moment at which the processors or the disk took much longer than usual.
 #[derive(Debug, Clone, Copy)]
@@ -42,7 +45,13 @@ pub fn watch() {
         }));
         thread::spawn(|| {
             let file = tempfile::tempfile().expect("a file on the disk of the servers' data");
+            let mut has_space = true;
             loop {
+                if has_space && !has_free_space(&file) {
+                    has_space = false;
+                    let disk = env::temp_dir();
+                    note(&format!("full {} had less than {SPACE_MIN_MIB} MiB free", disk.display()));
+                }
                 let stalls = [
                     measure("the processors", PAUSE, || thread::sleep(PAUSE)),
                     measure("the disk", Duration::ZERO, || sync(&file)),
@@ -76,6 +85,11 @@ fn measure(what: &'static str, usual: Duration, work: impl FnOnce()) -> Option<S
 fn sync(file: &File) {
     // A full disk is the business of the test that fills it.
     let _ = file.write_all_at(b"stall?", 0).and_then(|()| file.sync_data());
+}
+
+/// Returns whether servers can still write to the disk of `file`.
+fn has_free_space(file: &File) -> bool {
+    fstatvfs(file).is_ok_and(|disk| (disk.f_bavail * disk.f_frsize) >> 20 >= SPACE_MIN_MIB)
 }
 
 /// Returns a line for each of the latest stalls.
