@@ -194,7 +194,7 @@ async fn relay_and_forget(play: &ScheduleRun<'_>, nodes: &[TestCore; 2]) {
 }
 
 /// Returns units and claims them again, each time with a new code, until a claim has none.
-async fn use_up_codes(play: &ScheduleRun<'_>, nodes: &[TestCore; 2]) {
+pub async fn use_up_codes(play: &ScheduleRun<'_>, nodes: &[TestCore; 2]) {
     let a = &nodes[0];
     for (returns, claims) in [(None, "u6"), (None, "u7"), (Some("u4"), "u8"), (Some("u6"), "u9")] {
         relay_all(play, nodes).await;

@@ -1,6 +1,7 @@
 //! A core that was stopped before it stored codes in Redis, while another core acknowledged the same entries
-//! or reloaded the campaign.
+//! or reloaded the campaign, or while SQL lost the codes.
 
+use std::fmt::Debug;
 use std::ops::Range;
 
 use claimgate_core::domain::campaign::Campaign;
@@ -11,9 +12,10 @@ use support::inspect::key;
 use support::wait::holds;
 use support::{SOON, eventually};
 
-use super::initial_state::InitialState;
+use super::initial_state::{InitialState, use_up_codes};
 use super::node::TestCore;
 use super::play::ScheduleRun;
+use super::track::{RunningProtocol, StepPosition};
 use super::world::{Database, World};
 
 /// Reads the entries in the outbox as a relay does.
@@ -52,6 +54,19 @@ async fn give(play: &ScheduleRun<'_>, node: &TestCore, campaign: &Campaign, even
 fn code_of(play: &ScheduleRun<'_>, user: &str, code: &str) -> CodesOfClaim {
     let ClaimId { user, digest, .. } = play.claim_id(user).parse().expect("an id");
     CodesOfClaim { user, digest, first: 1, codes: vec![code.parse().expect("a code")] }
+}
+
+/// Runs `work` until it is stopped before its first step `step`.
+async fn stopped<'a, T: Debug + 'a>(
+    play: &ScheduleRun<'_>,
+    who: &'static str,
+    step: &'static str,
+    work: impl Future<Output = T> + 'a,
+) -> RunningProtocol<'a, T> {
+    let mut running = RunningProtocol::new(who, play.log.clone(), None, work);
+    let ended = running.run(StepPosition::Named(step, 1)).await.expect("stopped");
+    assert!(ended.is_none(), "{ended:?}");
+    running
 }
 
 #[tokio::test(flavor = "current_thread")]
@@ -138,4 +153,32 @@ async fn a_claim_returned_before_it_is_relayed_gets_no_code() {
     .await;
     assert_eq!(assigned().await, before + 1, "only u4 has a code");
     assert_eq!(play.codes_of(a, &play.claim_id("u4")).await.map(|codes| codes.len()), Some(1));
+}
+
+/// A core dies after SQL has stored an upload, and before Redis has its version. While another core is about to give a
+/// code of this upload to a claim, SQL loses the upload, and the next upload takes the number of its version.
+#[tokio::test(flavor = "current_thread")]
+async fn codes_of_a_replaced_upload_are_not_given() {
+    let world = World::start(Database::Sqlite).await;
+    let play = ScheduleRun::new(&world, false, true);
+    let nodes = [world.node(0), world.node(1)];
+    let [a, b] = &nodes;
+    InitialState::Live.set(&play, &nodes).await;
+    use_up_codes(&play, &nodes).await;
+    world.sql.copy_tables().await;
+    drop(stopped(&play, "A", "redis:set_rules", play.add_codes(a, 100..104)).await);
+    let give = b.engine.claims.give_pending_codes();
+    let mut late = stopped(&play, "B", "redis:set_rules", give).await;
+    world.sql.restore_tables().await;
+    let next = world.node(0);
+    play.settled(&next, async || play.add_codes(&next, 200..204).await).await;
+    let ended = late.run_to_its_end().await.expect("an end");
+
+    let waits = play.claim_id("u9");
+    eventually(SOON, || async {
+        let given = next.engine.claims.give_pending_codes().await;
+        let codes = play.codes_of(&next, &waits).await.unwrap_or_default();
+        holds(codes == ["C200"], || format!("{ended:?}, then {given:?}: {codes:?}"))
+    })
+    .await;
 }

@@ -478,6 +478,9 @@ defect late_confirmations_without_codes core/src/store/sql/transition.rs \
 defect codes_given_after_a_reload core/src/engine/stores.rs \
     'let target = handle.target(campaign);' 'let campaign = handle.campaign(); let target = handle.target(&campaign);' \
     interleavings codes_read_before_a_reload
+defect codes_of_a_replaced_upload_given core/src/engine/claim/codes.rs \
+    '(now.version, now.changed_at) != (campaign.version, campaign.changed_at)' 'now.version != campaign.version' \
+    interleavings codes_of_a_replaced
 
 # A slow database is used.
 defect late_connections_dropped core/src/store/sql/pool.rs \

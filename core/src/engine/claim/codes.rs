@@ -93,8 +93,8 @@ impl Claims {
             return Ok(false);
         }
         let Some(now) = stores.sql.campaign(&campaign.id).await? else { return Ok(false) };
-        // A later version may have added the codes.
-        if now.version != campaign.version {
+        // A later version may have added the codes. If SQL has lost this version, another may have its number.
+        if (now.version, now.changed_at) != (campaign.version, campaign.changed_at) {
             return Ok(false);
         }
         let events = now.high_water_mark.events;
