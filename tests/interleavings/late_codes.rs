@@ -1,5 +1,6 @@
 //! A core that was stopped before it stored codes in Redis, while another core acknowledged the same entries
-//! or reloaded the campaign, or while SQL lost the codes.
+//! or reloaded the campaign, or while SQL lost the codes. A core that was stopped before it changed the campaign,
+//! while SQL lost codes.
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -8,6 +9,7 @@ use claimgate_core::domain::campaign::Campaign;
 use claimgate_core::domain::codes::CodesOfClaim;
 use claimgate_core::store::redis::outbox::OutboxBatch;
 use claimgate_shared::ClaimId;
+use serde_json::json;
 use support::inspect::key;
 use support::wait::holds;
 use support::{SOON, eventually};
@@ -181,4 +183,61 @@ async fn codes_of_a_replaced_upload_are_not_given() {
         holds(codes == ["C200"], || format!("{ended:?}, then {given:?}: {codes:?}"))
     })
     .await;
+}
+
+/// SQL loses an upload whose code was shown, while a change is about to begin its transaction. If the change took the
+/// number of the lost version, nothing would show the loss.
+#[tokio::test(flavor = "current_thread")]
+async fn no_change_takes_the_version_of_a_lost_upload() {
+    let world = World::start(Database::Sqlite).await;
+    for step in ["sql:add_codes", "sql:add", "sql:change", "sql:set_admin_state"] {
+        let play = ScheduleRun::new(&world, false, true);
+        let nodes = [world.node(0), world.node(1)];
+        let [a, b] = &nodes;
+        InitialState::Live.set(&play, &nodes).await;
+        use_up_codes(&play, &nodes).await;
+        // There must be codes for the units that are added.
+        let (lower, version) = (json!({"limits": {"total": 4}}), read(&play, a).await.version.get());
+        play.settled(a, async || play.patch(a, lower.clone(), version).await).await;
+        world.sql.copy_tables().await;
+        let version = read(&play, a).await.version.get();
+        let change = async {
+            match step {
+                "sql:add_codes" => play.add_codes(a, 300..304).await,
+                "sql:add" => play.add(a).await,
+                "sql:change" => play.patch(a, json!({"name": "Renamed"}), version).await,
+                _ => play.set_admin_state(a, "pause").await,
+            }
+        };
+        let mut late = stopped(&play, "A", step, change).await;
+
+        play.settled(b, async || play.add_codes(b, 100..104).await).await;
+        let waits = play.claim_id("u9");
+        eventually(SOON, || async {
+            let given = b.engine.claims.give_pending_codes().await;
+            let codes = play.codes_of(b, &waits).await.unwrap_or_default();
+            holds(codes == ["C100"], || format!("{given:?}: {codes:?}"))
+        })
+        .await;
+        world.sql.restore_tables().await;
+        let reply = late.run_to_its_end().await.expect("an answer");
+        assert_eq!(reply.status, 503, "{step}: {}", reply.brief());
+        assert_eq!(read(&play, a).await.version.get(), version, "{step}");
+
+        play.settled(a, async || play.add_codes(a, 200..204).await).await;
+        for node in &nodes {
+            eventually(SOON, || async {
+                node.refresh().await;
+                let maintained = node.maintain(&play.campaign_id()).await;
+                let codes = play.codes_of(node, &waits).await.unwrap_or_default();
+                holds(codes == ["C100"], || format!("{step}: {maintained}, {codes:?}"))
+            })
+            .await;
+        }
+        let own_number = "SELECT COUNT(*) FROM codes JOIN claims ON claims.campaign_id = codes.campaign_id \
+            AND claims.first_code = codes.number \
+            WHERE codes.campaign_id = $1 AND codes.code = 'C100' AND claims.user_id = 'u9'";
+        assert_eq!(world.sql.number(own_number, &play.id).await, 1, "{step}");
+        world.remove(&play.id).await;
+    }
 }

@@ -1,12 +1,13 @@
 //! Core's modules except HTTP, with a real Redis server on a frozen clock and a real SQLite file.
 
 use std::cell::Cell;
+use std::future::ready;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
 use claimgate_core::config::sqlite_url;
-use claimgate_core::domain::campaign::Campaign;
+use claimgate_core::domain::campaign::{Campaign, ShownProgress};
 use claimgate_core::domain::campaign_change::NewCampaign;
 use claimgate_core::domain::claim_record::ClaimRecord;
 use claimgate_core::domain::claim_transition::ClaimTransition;
@@ -243,7 +244,8 @@ impl System {
     pub async fn change(&self, rules: &Rules) -> Result<(), Failure> {
         let before = self.core.handle.campaign();
         let after = with_rules(&before, rules);
-        let changed = self.sql.change(before.version, &after, change_at(self.clock.now_ms())).await;
+        let (change, shown) = (change_at(self.clock.now_ms()), ready(Some(ShownProgress::default())));
+        let changed = self.sql.change(before.version, &after, change, shown).await;
         let Ok(Some(Changed::Done(campaign) | Changed::Unchanged(campaign))) = changed else {
             return Err(format!("{changed:?}").into());
         };

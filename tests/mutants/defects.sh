@@ -454,6 +454,13 @@ defect shown_codes_not_recorded core/src/store/sql/codes.rs \
 defect changes_without_the_version_in_redis core/src/engine/lifecycle/sql_loss.rs \
     'Some(Err(error)) if row.codes.is_some() => return Err(error.into()),' '' \
     faults lost_codes::an_upload_while_redis_stalls
+defect version_of_a_lost_upload_taken core/src/store/sql/restore.rs \
+    'shown.ok().flatten().is_none_or(|shown| locked.lacks(shown))' \
+    'shown.ok().flatten().is_none_or(|shown| locked.lacks(shown)) && false' \
+    interleavings no_change_takes
+defect version_of_a_lost_upload_taken_by_an_addition core/src/store/sql/additions.rs \
+    'may_have_lost_codes(&before, shown).await' 'may_have_lost_codes(&before, shown).await && false' \
+    interleavings no_change_takes
 defect emptied_code_numbers_stay_empty core/src/store/sql/restored_codes.rs \
     'self.fill(&mut transaction, id, stock, &freed).await?;' \
     'self.fill(&mut transaction, id, stock, &Freed { emptied: Vec::new(), ..freed }).await?;' \

@@ -96,6 +96,17 @@ impl AppliedRules {
     }
 }
 
+/// The progress of a campaign in Redis; all 0 if Redis does not have the campaign. The database must have all of it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ShownProgress {
+    /// The version of the rules.
+    pub version: Version,
+    /// The epoch of the keys.
+    pub epoch: Epoch,
+    /// Number of events that have left the outbox.
+    pub relayed: u64,
+}
+
 /// Returns the units that `total`, or [`UNITS_MAX`] without a `total`, leaves after `taken`; never below 0.
 /// `None` if more units are left than a claim can request, which happens only without a `total`.
 pub fn units_left(total: Option<u32>, taken: u64) -> Option<u32> {
@@ -168,6 +179,12 @@ impl Campaign {
     pub(super) fn check_new_total(&self, total: Option<u32>) -> Result<(), Problem> {
         let is_raised = total.is_none_or(|total| self.limits.total.is_some_and(|now| total > now));
         self.codes.filter(|_| is_raised).map_or(Ok(()), |stock| stock.check_total(total))
+    }
+
+    /// Returns whether the database, which has this row, lacks a version or events that Redis shows.
+    pub fn lacks(&self, shown: ShownProgress) -> bool {
+        shown.version > self.version
+            || shown.epoch == self.epoch && shown.relayed > self.high_water_mark.events
     }
 
     /// Returns the units left after `taken`, like [`units_left`].

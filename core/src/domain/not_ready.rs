@@ -33,7 +33,7 @@ pub enum NotReadyReason {
     Damaged,
     /// Past claims are being imported, or their import was interrupted.
     Importing,
-    /// SQL has lost the campaign's latest changes; they are being restored.
+    /// SQL may have lost the campaign's latest changes; lost changes are being restored.
     Forgotten,
 }
 
@@ -74,7 +74,7 @@ impl fmt::Display for NotReadyReason {
             Self::LoadingElsewhere => "another core is loading the campaign",
             Self::Damaged => "its keys are damaged",
             Self::Importing => "an import is unfinished",
-            Self::Forgotten => "SQL has lost its latest changes, which are being restored",
+            Self::Forgotten => "SQL may have lost its latest changes; lost changes are being restored",
             Self::ClaimMissing => "a claim that SQL holds is missing in Redis",
         })
     }

@@ -108,7 +108,7 @@ impl CampaignChanges {
         who: &str,
         now: Timestamp,
     ) -> Result<(), EngineError> {
-        let before = self.campaign_to_change(id).await?;
+        let (handle, before) = self.campaign_to_change(id).await?;
         if before.version != patch.version {
             return Err(EngineError::VersionConflict(before.version));
         }
@@ -123,7 +123,9 @@ impl CampaignChanges {
             after
         } else {
             let change = Change { who, what: "update", at: now };
-            written(self.campaigns.stores.sql.change(before.version, &after, change).await?, change)?
+            let stores = &self.campaigns.stores;
+            let shown = stores.shown_progress(&handle);
+            written(stores.sql.change(before.version, &after, change, shown).await?, change)?
         };
         self.apply(changed, None).await
     }
@@ -139,8 +141,10 @@ impl CampaignChanges {
         admin_state: AdminState,
         change: Change<'_>,
     ) -> Result<(), EngineError> {
-        let min_version = self.campaign_to_change(id).await?.version;
-        let changed = self.campaigns.stores.sql.set_admin_state(id, min_version, admin_state, change).await?;
+        let (handle, found) = self.campaign_to_change(id).await?;
+        let stores = &self.campaigns.stores;
+        let shown = stores.shown_progress(&handle);
+        let changed = stores.sql.set_admin_state(id, found.version, admin_state, change, shown).await?;
         self.apply(written(changed, change)?, None).await
     }
 
@@ -171,8 +175,10 @@ impl CampaignChanges {
         addition: &Addition,
         change: Change<'_>,
     ) -> Result<AddedUnits, EngineError> {
-        let min_version = self.campaign_to_change(id).await?.version;
-        let added = self.campaigns.stores.sql.add(id, min_version, addition, change).await?;
+        let (handle, found) = self.campaign_to_change(id).await?;
+        let stores = &self.campaigns.stores;
+        let shown = stores.shown_progress(&handle);
+        let added = stores.sql.add(id, found.version, addition, change, shown).await?;
         let (campaign, units) = match added.ok_or(EngineError::CampaignNotFound)? {
             Added::Done(campaign) => {
                 log_change(&campaign, change);
@@ -199,7 +205,7 @@ impl CampaignChanges {
         file: &CodesFile,
         change: Change<'_>,
     ) -> Result<AddedCodes, EngineError> {
-        let campaign = self.campaign_to_change(id).await?;
+        let (handle, campaign) = self.campaign_to_change(id).await?;
         if campaign.codes.is_none() {
             return Err(EngineError::Invalid(no_codes()));
         }
@@ -210,8 +216,9 @@ impl CampaignChanges {
         let mut chunks = file.chunks(CODES_CHUNK).peekable();
         while let Some(chunk) = chunks.next() {
             let is_last = chunks.peek().is_none();
-            let sql = &self.campaigns.stores.sql;
-            match sql.add_codes(id, &mut upload, (&chunk, is_last), change).await? {
+            let stores = &self.campaigns.stores;
+            let shown = stores.shown_progress(&handle);
+            match stores.sql.add_codes(id, &mut upload, (&chunk, is_last), change, shown).await? {
                 AddedChunk::Added => {}
                 AddedChunk::Recorded(changed) => {
                     log_change(&changed, change);
@@ -230,11 +237,15 @@ impl CampaignChanges {
 
     /// Reads the campaign from SQL for a change. If SQL has lost versions that Redis or this core still has,
     /// restores them first: otherwise the change would reuse a version. While Redis is unavailable, returns
-    /// the campaign as SQL has it.
+    /// the campaign as SQL has it. SQL may lose data after this check: if the campaign has codes, the change checks its
+    /// row again, once the row is locked.
     ///
     /// # Errors
     /// A store's error; Redis' error only for a campaign with codes. Nothing was changed.
-    async fn campaign_to_change(&self, id: &CampaignId) -> Result<Campaign, EngineError> {
+    async fn campaign_to_change(
+        &self,
+        id: &CampaignId,
+    ) -> Result<(Arc<CampaignHandle>, Campaign), EngineError> {
         let handle = self.campaigns.find(id).await?;
         if self.recovery.sql_has_lost_data(&handle).await? {
             handle.suspect_sql_loss();
@@ -244,7 +255,8 @@ impl CampaignChanges {
                 return Err(StoreError::not_ready(NotReadyReason::Forgotten).into());
             }
         }
-        self.campaigns.stored(id).await
+        let found = self.campaigns.stored(id).await?;
+        Ok((handle, found))
     }
 
     /// Applies the rules of `changed`, as read from SQL, in Redis. `addition` is the addition that created

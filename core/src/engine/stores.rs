@@ -13,7 +13,7 @@ use super::campaign::handle::CampaignHandle;
 use super::error::StoreError;
 use crate::clock;
 use crate::domain::addition::Addition;
-use crate::domain::campaign::Campaign;
+use crate::domain::campaign::{Campaign, ShownProgress};
 use crate::domain::claim_record::ClaimRecord;
 use crate::domain::claim_transition::{ClaimTransition, Requester};
 use crate::domain::codes::CodesOfClaim;
@@ -181,6 +181,14 @@ impl Stores {
         addition: Option<&Addition>,
     ) -> Result<RulesReply, StoreError> {
         self.call(handle, &SetRules { campaign, addition, now: clock::now() }).await
+    }
+
+    /// Reads the campaign's progress in Redis; `None` if Redis does not answer. SQL awaits this call under a lock: the
+    /// call is a separate task, because a test's schedule must not stop it then.
+    pub(super) async fn shown_progress(&self, handle: &Arc<CampaignHandle>) -> Option<ShownProgress> {
+        let (redis, handle) = (Arc::clone(&self.redis), Arc::clone(handle));
+        let state = tokio::spawn(async move { redis.campaign_state(&handle.keys).await });
+        Some(state.await.ok()?.ok()?.map(|state| state.progress()).unwrap_or_default())
     }
 
     /// Returns how long the campaign certainly stays sold out; `None` if units are left, or if another rule

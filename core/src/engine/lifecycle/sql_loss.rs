@@ -4,7 +4,7 @@
 
 use super::recovery::{Recovered, Recovery};
 use crate::clock;
-use crate::domain::campaign::Campaign;
+use crate::domain::campaign::{Campaign, ShownProgress};
 use crate::domain::codes::CODES_AT_ONCE;
 use crate::domain::event::OutboxEntry;
 use crate::domain::parts::parts;
@@ -89,9 +89,12 @@ impl Recovery {
             return Ok(true);
         }
         let Some(counters) = counters else { return Ok(false) };
-        let relayed = counters.events.saturating_sub(counters.backlog);
-        if counters.version > row.version || row.epoch == known.epoch && relayed > row.high_water_mark.events
-        {
+        let shown = ShownProgress {
+            version: counters.version,
+            epoch: known.epoch,
+            relayed: counters.events.saturating_sub(counters.backlog),
+        };
+        if row.lacks(shown) {
             return Ok(true);
         }
         // The number of a lost version may have been assigned again.

@@ -6,9 +6,10 @@ use sqlx::Row as _;
 use super::campaigns::{self, Change, number_change};
 use super::numbers::to_i64;
 use super::pool::Transaction;
+use super::restore::may_have_lost_codes;
 use super::{SqlError, SqlStore};
 use crate::domain::addition::Addition;
-use crate::domain::campaign::Campaign;
+use crate::domain::campaign::{Campaign, ShownProgress};
 
 /// The result of an addition.
 #[derive(Debug)]
@@ -19,13 +20,15 @@ pub enum Added {
     Replayed(Campaign),
     /// Nothing was written, for this reason.
     Refused(Problem),
-    /// Nothing was written: the database has lost the version that the addition is based on.
+    /// Nothing was written: the database has lost the version that the addition is based on, or may have lost
+    /// later data.
     Forgotten,
 }
 
 impl SqlStore {
     /// Adds units to the total of the campaign `id`, once for each key. The campaign must be at version
-    /// `least` or later; concurrent changes are serialized. Returns `None` if there is no such campaign.
+    /// `least` or later; concurrent changes are serialized. Returns `None` if there is no such campaign. `shown` as for
+    /// [`Self::change`].
     ///
     /// # Errors
     /// The units may have been added. The call is safe to retry with the same key.
@@ -35,12 +38,13 @@ impl SqlStore {
         least: Version,
         addition: &Addition,
         change: Change<'_>,
+        shown: impl Future<Output = Option<ShownProgress>>,
     ) -> Result<Option<Added>, SqlError> {
         let mut transaction = self.pool.begin_at("sql:add").await?;
         let Some(before) = campaigns::lock(&mut transaction, id).await? else {
             return Ok(None);
         };
-        if before.version < least {
+        if before.version < least || may_have_lost_codes(&before, shown).await {
             return Ok(Some(Added::Forgotten));
         }
         if let Some(units) = added_units(&mut transaction, id, &addition.idempotency_key).await? {

@@ -12,10 +12,11 @@ use sqlx::{Any, Row as _};
 use super::audit::issue_audit_number;
 use super::numbers::{to_i64, unreadable, unsigned};
 use super::pool::Transaction;
+use super::restore::may_have_lost_codes;
 use super::statements::campaign_columns;
 use super::user_ids::pinned_user_ids;
 use super::{SqlError, SqlStore, statements};
-use crate::domain::campaign::{Campaign, Evicted, Name, RegisterId};
+use crate::domain::campaign::{Campaign, Evicted, Name, RegisterId, ShownProgress};
 use crate::domain::codes::CodeStock;
 use crate::domain::counters::{Epoch, FencingToken};
 use crate::domain::high_water_mark::HighWaterMark;
@@ -37,7 +38,8 @@ pub enum Changed {
     Ended,
     /// Nothing was written: the campaign has not ended.
     NotEnded,
-    /// Nothing was written: the database has lost the version that the change is based on.
+    /// Nothing was written: the database has lost the version that the change is based on, or may have lost
+    /// later data.
     Forgotten,
     /// Nothing was written: the campaign had ended when these user ids were pinned, and the change would open it.
     UserIdsChanged(PinnedScheme),
@@ -115,12 +117,13 @@ impl SqlStore {
 
     /// Replaces the rules at version `from` with those of `campaign`. Returns `None` if there is no such
     /// campaign. An evicted campaign stays evicted only if it is still over. Ending a campaign abandons an
-    /// unfinished import.
+    /// unfinished import. `shown` reads the campaign's progress in Redis, `None` if Redis does not answer.
     pub async fn change(
         &self,
         from: Version,
         campaign: &Campaign,
         change: Change<'_>,
+        shown: impl Future<Output = Option<ShownProgress>>,
     ) -> Result<Option<Changed>, SqlError> {
         let mut transaction = self.pool.begin_at("sql:change").await?;
         let Some(before) = lock(&mut transaction, &campaign.id).await? else {
@@ -128,6 +131,9 @@ impl SqlStore {
         };
         if before.version != from {
             return Ok(Some(Changed::Conflict(before)));
+        }
+        if may_have_lost_codes(&before, shown).await {
+            return Ok(Some(Changed::Forgotten));
         }
         if before.unfinished_import.is_some() && campaign.admin_state != AdminState::Ended {
             return Ok(Some(Changed::ImportUnfinished));
@@ -147,19 +153,21 @@ impl SqlStore {
 
     /// Pauses, resumes or ends the campaign `id`, which must be at version `least` or later; concurrent
     /// changes are serialized. Returns `None` if there is no such campaign, and [`Changed::Unchanged`] if the
-    /// campaign is in that state already. Ending a campaign abandons an unfinished import.
+    /// campaign is in that state already. Ending a campaign abandons an unfinished import. `shown` as for
+    /// [`Self::change`].
     pub async fn set_admin_state(
         &self,
         id: &CampaignId,
         least: Version,
         to: AdminState,
         change: Change<'_>,
+        shown: impl Future<Output = Option<ShownProgress>>,
     ) -> Result<Option<Changed>, SqlError> {
         let mut transaction = self.pool.begin_at("sql:set_admin_state").await?;
         let Some(before) = lock(&mut transaction, id).await? else {
             return Ok(None);
         };
-        if before.version < least {
+        if before.version < least || may_have_lost_codes(&before, shown).await {
             return Ok(Some(Changed::Forgotten));
         }
         let changes = before.admin_state != to;

@@ -17,9 +17,10 @@ use sqlx::{Any, Row as _};
 use super::campaigns::{self, Change, number_change, write_rules};
 use super::numbers::{to_i64, unreadable, unsigned};
 use super::pool::{Pool, Transaction};
+use super::restore::may_have_lost_codes;
 use super::statements::campaign_columns;
 use super::{BULK_MAX, SqlError, SqlStore, WHOLE_CAMPAIGN_MAX, statements};
-use crate::domain::campaign::Campaign;
+use crate::domain::campaign::{Campaign, ShownProgress};
 use crate::domain::codes::{CODES_AT_ONCE, CodeStock, CodesOfClaim};
 
 /// Number of claims in a page of a load, or of claims that may be without codes.
@@ -94,7 +95,8 @@ pub(crate) enum AddedChunk {
     Recorded(Box<Campaign>),
     /// An import has begun; nothing was added.
     ImportUnfinished,
-    /// The database has lost the campaign, its version or the previous chunk; nothing was added.
+    /// The database has lost the campaign, its version or the previous chunk, or may have lost later data; nothing was
+    /// added.
     Forgotten,
 }
 
@@ -113,7 +115,7 @@ impl SqlStore {
     /// Adds the codes of `chunk` that the campaign lacks; claims that wait for a code get the first
     /// codes. The last chunk is recorded as a change of the campaign, with the codes of the chunks
     /// before it. So is each chunk of which claims get codes: a database that loses codes that were
-    /// shown must also lack a version.
+    /// shown must also lack a version. `shown` as for [`Self::change`].
     ///
     /// # Errors
     /// The codes may have been added. The upload is safe to retry.
@@ -123,6 +125,7 @@ impl SqlStore {
         upload: &mut Upload<'a>,
         (chunk, is_last): (&[&'a str], bool),
         change: Change<'_>,
+        shown: impl Future<Output = Option<ShownProgress>>,
     ) -> Result<AddedChunk, SqlError> {
         let mut transaction = self.pool.within(BULK_MAX).begin_at("sql:add_codes").await?;
         let found = campaigns::lock(&mut transaction, id).await?;
@@ -130,6 +133,9 @@ impl SqlStore {
         let Some((campaign, stock)) = found.and_then(|found| found.codes.map(|stock| (found, stock))) else {
             return Ok(AddedChunk::Forgotten);
         };
+        if may_have_lost_codes(&campaign, shown).await {
+            return Ok(AddedChunk::Forgotten);
+        }
         if campaign.unfinished_import.is_some() {
             return Ok(AddedChunk::ImportUnfinished);
         }

@@ -13,6 +13,7 @@
 //! | calls with a waiting caller: campaigns, changes, claims, lists, claim transitions | [`INTERACTIVE_MAX`] |
 //! | a relayed or imported batch; a page of a load or of an export | [`BULK_MAX`] |
 //! | sums and gaps of a whole campaign; a salvage | [`WHOLE_CAMPAIGN_MAX`] |
+//! | Redis, while the row of a campaign with codes is locked | [`SHOWN_MAX`] |
 //! | a heartbeat, on its dedicated connection | 2.5 s |
 //! | a new connection; the check of an idle one; the rollback of a used one | 5 s, 0.5 s, 1 s |
 //! | on shutdown: connections in use | [`CLOSE_MAX`] |
@@ -98,6 +99,9 @@ const BULK_MAX: Duration = Duration::from_secs(15);
 /// Timeout of a statement that touches every row of a campaign, and of a salvage ([`SqlStore::salvage`]). A
 /// million rows take about a second.
 const WHOLE_CAMPAIGN_MAX: Duration = Duration::from_secs(60);
+/// Timeout of Redis while a campaign's row is locked. On SQLite, nothing else can be written in the meantime, so the
+/// timeout must be shorter than [`INTERACTIVE_MAX`] and the limit of a heartbeat.
+const SHOWN_MAX: Duration = Duration::from_secs(1);
 /// The error for a string that is not a cursor of a list.
 const NO_CURSOR: &str = "must be the next_cursor of a page of this list";
 const CLOSE_MAX: Duration = Duration::from_secs(5);

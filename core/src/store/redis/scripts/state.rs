@@ -7,7 +7,7 @@ use claimgate_shared::campaign::AdminState;
 use claimgate_shared::{Limits, PassRule, Timestamp, Version, Window};
 
 use super::layout_number::{EARLIER_LAYOUT, LAYOUT};
-use crate::domain::campaign::{AppliedRules, Campaign, RegisterId, UNITS_MAX};
+use crate::domain::campaign::{AppliedRules, Campaign, RegisterId, ShownProgress, UNITS_MAX};
 use crate::domain::claim_record::{be_int, put_be, timestamp};
 use crate::domain::counters::Epoch;
 
@@ -172,6 +172,15 @@ impl CampaignState {
             rules: rules.and_then(|packed| read_rules(packed, u64::from(rest[0]))),
         })
     }
+
+    /// Returns the progress that the database must have.
+    pub fn progress(&self) -> ShownProgress {
+        ShownProgress {
+            version: self.version,
+            epoch: Epoch::new(self.identity.get(1..6).map_or(0, be_int)),
+            relayed: self.events.saturating_sub(self.backlog),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -203,19 +212,24 @@ mod tests {
     }
 
     #[test]
-    fn a_suspended_campaign_still_shows_its_version() {
+    fn a_suspended_campaign_still_shows_its_progress() {
         let body = r#"{"id":"d","name":"D","starts_at":"2026-01-01T00:00:00Z","limits":{"total":5}}"#;
         let campaign = NewCampaign::parse(body.as_bytes()).unwrap().created_at(Timestamp::default()).unwrap();
         let campaign = Campaign { version: Version::new(7), ..campaign };
         let identity =
             Identity { epoch: Epoch::new(3), register_id: &campaign.register_id, replication_id: "00" };
-        // Counters of 0.
         let mut bytes = identity.pack();
         put_be(&mut bytes, SUSPENDED, 1);
-        bytes.extend([0; 35]);
+        // Sequence and units taken.
+        bytes.extend([0; 12]);
+        put_be(&mut bytes, 9, 6);
+        put_be(&mut bytes, 2, 6);
+        // The epoch of the load, and the time when the next hold is due.
+        bytes.extend([0; 11]);
         bytes.extend(rules(&campaign, Timestamp::default()));
         let state = CampaignState::read(&bytes).unwrap();
-        assert_eq!((state.suspended, state.version, state.rules), (true, campaign.version, None));
+        let progress = ShownProgress { version: campaign.version, epoch: Epoch::new(3), relayed: 7 };
+        assert_eq!((state.suspended, state.progress(), state.rules), (true, progress, None));
     }
 
     #[test]
