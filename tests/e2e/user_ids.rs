@@ -152,6 +152,34 @@ async fn the_first_edge_cannot_rename_users_of_a_live_campaign() {
     assert_eq!(user_ids(&core).await["user_ids"], "verbatim:VRBHvs");
 }
 
+/// The claim under the other id may still be in the outbox when the edge claims.
+#[tokio::test]
+async fn no_edge_claims_beside_claims_that_sql_may_lack() {
+    let core = Core::start().await;
+    for campaign in ["first", "second"] {
+        core.create(campaign, json!({"total": 10, "per_user": 1})).await;
+        core.claim(campaign, "alice", "k").await.expect(201);
+        eventually(SOON, || async {
+            let reply = edge_claim(&core, PINNED, campaign, ALICE, "k").await;
+            assert_eq!(reply.status, 503, "{}", reply.text());
+            holds(reply.code() == "user_ids_differ" && reply.text().contains(campaign), || reply.text())
+        })
+        .await;
+        let shown = core.admin_get(&format!("/admin/v1/campaigns/{campaign}")).await.expect(200).json();
+        assert_eq!(shown["taken"], 1, "{shown}");
+        core.set_admin_state(campaign, "end").await.expect(200);
+        if user_ids(&core).await["user_ids"] == PINNED {
+            break;
+        }
+    }
+    core.create("next", json!({"total": 10})).await;
+    eventually(SOON, || async {
+        let reply = edge_claim(&core, PINNED, "next", ALICE, "k").await;
+        holds([200, 201].contains(&reply.status), || reply.text())
+    })
+    .await;
+}
+
 /// Repeated claims do not prolong the rejection.
 #[tokio::test]
 async fn an_edge_may_claim_once_campaigns_with_other_ids_have_ended() {
@@ -328,9 +356,10 @@ async fn another_core_follows_a_change_before_new_campaigns() {
     let [first, second] = [options.clone().start().await, options.start().await];
     first.create("demo", json!({"total": 10})).await;
     edge_claim(&first, PINNED, "demo", ALICE, "k").await.expect(201);
-    // Until then, the other core accepts a back end's claim for an id of another form.
+    // Until then, the other core decides no claim for an id of another form.
     eventually(promised(FOLLOWED_MAX), || async {
         let reply = second.once().claim("demo", "bob", "k").await;
+        assert_eq!(reply.status, 503, "{}", reply.text());
         holds(reply.code() == "user_ids_differ", || reply.text())
     })
     .await;

@@ -47,6 +47,7 @@ const GIVEN: &[(&str, &[&str], &str)] = &[
     ("REPORT_STEPS", &["'c1'", "60", "1700000000", "1800000000"], "campaign_id"),
     ("REFUSED", &["'c1'"], "campaign_id"),
     ("OTHER_USER_IDS", &["1750000000000", "'VR1TK4_'", "50", "0"], "campaign_id"),
+    ("OTHER_USER_ID", &["'c1'", "'VR1TK4_'", "50"], "campaign_id"),
     ("REVISIONS", &["'[[\"u1\",\"000100000000000001A\"]]'", "'c1'"], "digest"),
     ("GAPS", &["'c1'", "100"], "campaign_id"),
     ("TAKEN", &["'c1'"], "campaign_id"),

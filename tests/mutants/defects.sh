@@ -352,6 +352,16 @@ defect edges_of_any_scheme core/src/engine/user_ids.rs \
 defect rejections_renewed_by_claims core/src/engine/user_ids.rs \
     'return Err(EngineError::UserIdsDiffer(why));' 'return Err(self.rejected(why));' \
     e2e user_ids::an_edge_may_claim
+defect campaigns_before_the_pin_trusted core/src/engine/claim/mod.rs \
+    'pinned.filter(|pinned| pinned.requires_check_of(&campaign))' 'pinned.filter(|_| false)' \
+    interleavings one_caller_is_granted
+defect loads_check_no_user_ids core/src/store/sql/user_ids.rs \
+    'Ok((!has_others).then_some(scheme))' 'Ok(Some(scheme).filter(|_| !has_others || has_others))' \
+    interleavings one_caller_is_granted
+defect other_ids_sent_after_the_pin core/src/engine/stores.rs \
+    'if !is_admitted && campaign.ended_at(clock::now()).is_none() {' \
+    'if !is_admitted && campaign.evicted.is_some() {' \
+    interleavings one_caller_is_granted
 
 # A claim needs a pass as long as the rule says, and a winner's retry never does.
 defect pass_not_required lua/claim.lua \

@@ -7,6 +7,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use claimgate_shared::campaign::AdminState;
 use claimgate_shared::user_claims::Allowance;
+use claimgate_shared::user_id::Scheme;
 use claimgate_shared::{
     CampaignId, CampaignState, CampaignView, Code, Limits, PassRule, Problem, Timestamp, Version, Window,
 };
@@ -69,6 +70,10 @@ pub struct Campaign {
     /// Whether an admin has archived the campaign, as SQL had it when this was read: archiving raises neither version
     /// nor epoch. The mark counts only while the campaign is ended, see [`Self::is_archived`].
     pub archived: bool,
+    /// The pinned scheme of user ids by HMAC that all claims had when the campaign was last loaded into Redis; `None` if
+    /// there was none, or a claim had another id. It changes only with the epoch, under which cores send no claim
+    /// with another id.
+    pub checked_user_ids: Option<Scheme>,
 }
 
 /// The rules that Redis applies: all of a campaign's rules except the name and the time zone.

@@ -89,6 +89,7 @@ impl NewCampaign {
             evicted: None,
             unfinished_import: None,
             archived: false,
+            checked_user_ids: None,
         })
     }
 

@@ -35,6 +35,8 @@ pub enum NotReadyReason {
     Importing,
     /// SQL may have lost the campaign's latest changes; lost changes are being restored.
     Forgotten,
+    /// The claim has a user id that the pinned scheme does not admit. Other cores claim under that scheme already.
+    UserIds,
 }
 
 impl NotReadyReason {
@@ -75,6 +77,7 @@ impl fmt::Display for NotReadyReason {
             Self::Damaged => "its keys are damaged",
             Self::Importing => "an import is unfinished",
             Self::Forgotten => "SQL may have lost its latest changes; lost changes are being restored",
+            Self::UserIds => "a user id is not of the scheme that has just been pinned",
             Self::ClaimMissing => "a claim that SQL holds is missing in Redis",
         })
     }

@@ -2,8 +2,10 @@
 
 use std::fmt;
 
-use claimgate_shared::user_id::Scheme;
+use claimgate_shared::user_id::{Form, Scheme};
 use claimgate_shared::{CampaignId, Timestamp, Window};
+
+use super::campaign::Campaign;
 
 /// The scheme that a database is pinned to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +23,14 @@ impl PinnedScheme {
     pub fn allows_window(&self, before: Window, after: Window) -> bool {
         let was_over = |window: Window| window.ends_at().is_some_and(|end| end <= self.since);
         !was_over(before) || was_over(after)
+    }
+
+    /// Returns whether `campaign` may get claims under this scheme, but may have claims under other user ids.
+    pub fn requires_check_of(&self, campaign: &Campaign) -> bool {
+        self.scheme.form() == Form::Hmac
+            && campaign.checked_user_ids != Some(self.scheme)
+            && campaign.evicted.is_none()
+            && campaign.ended_at(self.since).is_none()
     }
 }
 
@@ -46,6 +56,13 @@ pub enum UserIdsDiffer {
         /// The campaign.
         campaign: CampaignId,
     },
+    /// A campaign has claims under other user ids, which were decided while the scheme was pinned.
+    Claims {
+        /// The pinned scheme.
+        pinned: Scheme,
+        /// The campaign.
+        campaign: CampaignId,
+    },
 }
 
 impl fmt::Display for UserIdsDiffer {
@@ -65,13 +82,22 @@ impl fmt::Display for UserIdsDiffer {
                 "this edge has user ids {edge}, but campaign {campaign} has claims under other user ids; set USER_ID_FORM to \
                  verbatim, or end the campaign"
             ),
+            Self::Claims { pinned, campaign } => write!(
+                f,
+                "campaign {campaign} has claims under other user ids than {pinned}, so it accepts no further claims; end it, \
+                 and create a new one"
+            ),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use claimgate_shared::campaign::AdminState;
+
     use super::*;
+    use crate::domain::campaign::Evicted;
+    use crate::domain::campaign_change::NewCampaign;
 
     fn at(s: i64) -> Timestamp {
         Timestamp::from_ms(s * 1_000).unwrap()
@@ -91,6 +117,30 @@ mod tests {
             (None, Some(99), true),
         ] {
             assert_eq!(pinned.allows_window(until(before), until(after)), allowed, "{before:?} to {after:?}");
+        }
+    }
+
+    #[test]
+    fn a_campaign_is_checked_unless_it_was_over_at_the_pin() {
+        let [hmac, other, verbatim] =
+            ["hmac:uGhVXL", "hmac:VR1TK4", "verbatim:VRBHvs"].map(|scheme| scheme.parse::<Scheme>().unwrap());
+        let new = NewCampaign::parse(br#"{"id":"c","name":"x","starts_at":"2026-01-01T00:00:00Z"}"#).unwrap();
+        let campaign = new.created_at(at(1)).unwrap();
+        let until = |end| Campaign { window: Window::new(at(1), Some(at(end))).unwrap(), ..campaign.clone() };
+        let of = |checked| Campaign { checked_user_ids: checked, ..campaign.clone() };
+        let evicted = Some(Evicted { taken: 0, sequence: 0 });
+        for (what, campaign, required) in [
+            ("unchecked", of(None), true),
+            ("checked", of(Some(hmac)), false),
+            ("of another scheme", of(Some(other)), true),
+            ("evicted", Campaign { evicted, ..campaign.clone() }, false),
+            ("ended", Campaign { admin_state: AdminState::Ended, ..campaign.clone() }, false),
+            ("over at the pin", until(100), false),
+            ("over later", until(101), true),
+        ] {
+            let requires = |scheme| PinnedScheme { scheme, since: at(100) }.requires_check_of(&campaign);
+            assert_eq!(requires(hmac), required, "{what}");
+            assert!(!requires(verbatim), "{what}");
         }
     }
 }

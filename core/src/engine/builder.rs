@@ -146,7 +146,11 @@ struct Parts {
 impl Parts {
     fn assemble(self) -> Engine {
         let batcher = Arc::new(self.batcher);
-        let user_ids = UserIds { sql: self.stores.sql.clone(), state: self.user_ids };
+        let user_ids = UserIds {
+            sql: self.stores.sql.clone(),
+            recovery: Arc::clone(&self.recovery),
+            state: self.user_ids,
+        };
         let campaigns = Campaigns {
             stores: Arc::clone(&self.stores),
             registry: Arc::clone(&self.registry),

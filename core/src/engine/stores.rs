@@ -256,6 +256,12 @@ impl Stores {
     ) -> Result<Ready<C::Reply>, StoreError> {
         let mut session = self.synchronized_session(handle).await?;
         let campaign = handle.campaign();
+        // Redis rejects the call if this core has missed an epoch, and with it a check of the user ids.
+        let is_admitted = campaign.checked_user_ids.is_none_or(|scheme| call.is_admitted_by(scheme));
+        // An ended campaign may have the ids of a former scheme.
+        if !is_admitted && campaign.ended_at(clock::now()).is_none() {
+            return Err(StoreError::not_ready(NotReadyReason::UserIds));
+        }
         Ok(self.redis.call(&mut session, &handle.target(&campaign), call).await?)
     }
 

@@ -6,17 +6,25 @@
 //! ended then cannot be opened again. So a cached scheme can be outdated only for campaigns created
 //! after it was read. A core that learns of a campaign therefore reads the scheme again, after it has
 //! read the campaign.
+//!
+//! The first pin is different: campaigns are live, and other cores may accept other ids until their next
+//! poll. The first claim on each of these campaigns therefore checks the campaign, see
+//! `lifecycle::user_ids`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use claimgate_shared::admin::user_ids::UserIdsView;
 use claimgate_shared::user_id::Scheme;
-use claimgate_shared::{Timestamp, UserId};
+use claimgate_shared::{CampaignId, Timestamp, UserId};
 use parking_lot::{Mutex, RwLock};
+use tokio::sync::OwnedMutexGuard;
 
+use super::campaign::handle::CampaignHandle;
 use super::error::EngineError;
+use super::lifecycle::recovery::Recovery;
 use crate::clock;
+use crate::domain::campaign::Campaign;
 use crate::domain::user_ids::{PinnedScheme, UserIdsDiffer};
 use crate::step;
 use crate::store::sql::{ChangedBy, SchemePinned, SchemeSet, SqlError, SqlStore};
@@ -27,6 +35,8 @@ const NAMED_FOR: Duration = Duration::from_secs(60);
 const LOG_EVERY: Duration = Duration::from_secs(10);
 /// TTL of the cached rejection of an edge's scheme that cannot be pinned.
 const RETRY_PIN_AFTER: Duration = Duration::from_secs(1);
+/// TTL of the result of a check that has found other user ids.
+const RECHECK_AFTER: Duration = Duration::from_secs(1);
 /// The name of the edge in the audit.
 const EDGE: &str = "edge";
 
@@ -34,6 +44,7 @@ const EDGE: &str = "edge";
 #[derive(Debug, Clone)]
 pub struct UserIds {
     pub(super) sql: SqlStore,
+    pub(super) recovery: Arc<Recovery>,
     pub(super) state: Arc<UserIdsState>,
 }
 
@@ -44,8 +55,13 @@ pub struct UserIdsState {
     pinned: RwLock<Option<PinnedScheme>>,
     /// Taken while a scheme is pinned, so that a crowd's first claims pin it once.
     pinning: tokio::sync::Mutex<()>,
+    /// Taken while a campaign is checked, so that a crowd's first claims check it once.
+    checking: Arc<tokio::sync::Mutex<Option<Unfit>>>,
     rejection: Mutex<Option<Rejection>>,
 }
+
+/// The last campaign that was found to have claims under other user ids, and when.
+type Unfit = (CampaignId, Instant);
 
 /// The last rejection.
 #[derive(Debug)]
@@ -75,13 +91,17 @@ impl UserIds {
     }
 
     /// Checks a claim of `user`; `edge` is the user-id scheme of the edge that sent it. The first claim by an
-    /// edge pins its scheme.
+    /// edge pins its scheme. Returns the pinned scheme.
     ///
     /// # Errors
     /// [`EngineError::UserIdsDiffer`], or a store's error while no scheme is pinned.
-    pub async fn check_claim(&self, edge: Option<Scheme>, user: &UserId) -> Result<(), EngineError> {
+    pub async fn check_claim(
+        &self,
+        edge: Option<Scheme>,
+        user: &UserId,
+    ) -> Result<Option<PinnedScheme>, EngineError> {
         let pinned = match (self.pinned(), edge) {
-            (None, None) => return Ok(()),
+            (None, None) => return Ok(None),
             // Boxed, because it would make every claim's future larger.
             (None, Some(scheme)) => Box::pin(self.pin(scheme)).await?,
             (Some(pinned), edge) => {
@@ -90,9 +110,54 @@ impl UserIds {
             }
         };
         if pinned.scheme.admits(user) {
-            return Ok(());
+            return Ok(Some(pinned));
         }
         Err(self.rejected(UserIdsDiffer::Id { pinned: pinned.scheme }))
+    }
+
+    /// Checks that all claims of a campaign, present and future, have ids of the `pinned` scheme. Returns the
+    /// campaign, which is checked then, unless it is evicted.
+    ///
+    /// # Errors
+    /// [`EngineError::UserIdsDiffer`] if a claim has another id; [`EngineError::LoadingElsewhere`], or a
+    /// store's error.
+    pub(super) async fn check_campaign(
+        &self,
+        handle: &Arc<CampaignHandle>,
+        pinned: PinnedScheme,
+    ) -> Result<Arc<Campaign>, EngineError> {
+        // Taken before the task begins, so that callers who have left do not stay in the queue.
+        let turn = Arc::clone(&self.state.checking).lock_owned().await;
+        let campaign = handle.campaign();
+        // Another claim may have had the turn before.
+        if !pinned.requires_check_of(&campaign) {
+            return Ok(campaign);
+        }
+        let check = self.clone().check_once(Arc::clone(handle), pinned, turn);
+        if step::is_scheduled() {
+            return check.await;
+        }
+        // On a task: a claim has less time than a large campaign takes to be loaded.
+        tokio::spawn(check).await.map_err(|_| EngineError::Stopping)?
+    }
+
+    async fn check_once(
+        self,
+        handle: Arc<CampaignHandle>,
+        pinned: PinnedScheme,
+        mut unfit: OwnedMutexGuard<Option<Unfit>>,
+    ) -> Result<Arc<Campaign>, EngineError> {
+        let id = handle.campaign().id.clone();
+        let is_known = unfit.as_ref().is_some_and(|(last, at)| *last == id && at.elapsed() < RECHECK_AFTER);
+        if !is_known {
+            // The load reads the scheme from SQL, which may have lost it.
+            self.refresh().await?;
+            if let Some(campaign) = self.recovery.check_user_ids(&handle, pinned).await? {
+                return Ok(campaign);
+            }
+            *unfit = Some((id.clone(), Instant::now()));
+        }
+        Err(self.rejected(UserIdsDiffer::Claims { pinned: pinned.scheme, campaign: id }))
     }
 
     /// Checks the scheme of an edge that reads for one of its users.

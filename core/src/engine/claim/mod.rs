@@ -53,11 +53,16 @@ impl Claims {
         edge: Option<Scheme>,
     ) -> Result<Decision, EngineError> {
         let mut handle = self.campaigns.find(&request.campaign_id).await?;
-        self.campaigns.user_ids.check_claim(edge, &request.user_id).await?;
+        let user_ids = &self.campaigns.user_ids;
+        let pinned = user_ids.check_claim(edge, &request.user_id).await?;
         if handle.campaign().evicted.is_some() {
             handle = Box::pin(self.campaigns.find_in_sql(&request.campaign_id)).await?;
         }
-        let campaign = handle.campaign();
+        let mut campaign = handle.campaign();
+        if let Some(pinned) = pinned.filter(|pinned| pinned.requires_check_of(&campaign)) {
+            // Boxed, because it would make every claim's future larger.
+            campaign = Box::pin(user_ids.check_campaign(&handle, pinned)).await?;
+        }
         match campaigns::evicted(&campaign)? {
             None => self.batcher.claim(&handle, request, attempt, pass).await,
             // Boxed, because the statements would make every claim's future larger.

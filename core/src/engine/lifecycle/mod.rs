@@ -7,3 +7,4 @@ pub mod reconcile;
 pub mod recovery;
 pub mod serving;
 mod sql_loss;
+mod user_ids;

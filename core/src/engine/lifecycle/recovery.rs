@@ -45,7 +45,7 @@ const LOADS_MAX: usize = 4;
 /// Maximum number of missing claims that one transaction writes to SQL.
 const RESCUE_PAGE: usize = 1000;
 /// Timeout of a caller that waits for another core to load a campaign.
-const READY_WAIT: Duration = Duration::from_secs(1);
+pub(super) const READY_WAIT: Duration = Duration::from_secs(1);
 const READY_POLL: Duration = Duration::from_millis(10);
 
 /// Loads campaigns that are not ready into Redis.
@@ -69,8 +69,7 @@ pub enum Recovered {
     Ready,
     /// The campaign was loaded from SQL, with this number of claims.
     Loaded(u64),
-    /// Redis and SQL had the same data, usually after a promotion: the campaign continues with its keys in
-    /// Redis.
+    /// Redis and SQL had the same data, usually after a promotion: the campaign continues with its keys in Redis.
     Adopted,
     /// Another core is loading the campaign.
     Elsewhere,
@@ -137,8 +136,7 @@ impl Recovery {
         }
     }
 
-    /// Runs `work` under the campaign's lease. Waits up to `wait` for the lease; returns `None` if another
-    /// task still holds it.
+    /// Runs `work` under the campaign's lease. Waits up to `wait` for it; returns `None` if another task still has it.
     pub(super) async fn leased<T, W: Future<Output = T>>(
         &self,
         handle: &CampaignHandle,
@@ -173,7 +171,11 @@ impl Recovery {
         }
     }
 
-    async fn recover_leased(&self, handle: &CampaignHandle, force: bool) -> Result<Recovered, RecoveryError> {
+    pub(super) async fn recover_leased(
+        &self,
+        handle: &CampaignHandle,
+        force: bool,
+    ) -> Result<Recovered, RecoveryError> {
         let mut campaign = self.campaign_or_restored(handle).await?;
         let known = handle.campaign();
         if campaign.evicted.is_some() && known.evicted.is_none() && handle.is_ahead_of(Some(&campaign)) {
@@ -252,9 +254,8 @@ impl Recovery {
         handle.mark_loaded();
     }
 
-    /// Reopens a suspended campaign unchanged, under a new epoch, if its keys and SQL have the same data.
-    /// Otherwise changes nothing and returns `None`. `relayed` is the number of outbox events that were just
-    /// written to SQL.
+    /// Reopens a suspended campaign unchanged, under a new epoch, if its keys and SQL have the same data. Otherwise
+    /// changes nothing and returns `None`. `relayed` is the number of outbox events that were just written to SQL.
     ///
     /// The check compares event counts instead of summing rows, since the events of an epoch are numbered
     /// without gaps. SQL is complete if it already had every event that left the outbox, and all remaining
@@ -415,8 +416,7 @@ impl Recovery {
         let (campaign, units_max) = (&known.id, units_per_commit(&known));
         let mut relayed = 0;
         let mut after = "0-0".to_owned();
-        // False once the database has refused an entry: Redis has lost history, so later entries may be wrong
-        // as well.
+        // False once the database has refused an entry: Redis has lost history, so later entries may be wrong as well.
         let mut all_accepted = true;
         while let Some((read, last)) = self.stores.redis.outbox_page(&handle.keys, layout, &after).await? {
             for id in &read.malformed {

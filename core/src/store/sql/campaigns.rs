@@ -14,7 +14,7 @@ use super::numbers::{to_i64, unreadable, unsigned};
 use super::pool::Transaction;
 use super::restore::may_have_lost_codes;
 use super::statements::campaign_columns;
-use super::user_ids::pinned_user_ids;
+use super::user_ids::{checked_user_ids, pinned_user_ids};
 use super::{SqlError, SqlStore, statements};
 use crate::domain::campaign::{Campaign, Evicted, Name, RegisterId, ShownProgress};
 use crate::domain::codes::CodeStock;
@@ -238,16 +238,19 @@ impl SqlStore {
     }
 
     /// Raises the epoch of `suspended` to `to`, and records the high-water mark. The campaign must be
-    /// suspended in Redis under the token of `suspended`. Claims of an older epoch that arrive later are
-    /// stored as revoked. Returns `None` if another token has been issued in the meantime.
+    /// suspended in Redis under the token of `suspended`, and SQL must have all of its claims, whose user ids are
+    /// checked. Claims of an older epoch that arrive later are stored as revoked. Returns `None` if another token
+    /// has been issued in the meantime.
     pub async fn raise_epoch(
         &self,
         suspended: &Campaign,
         to: Epoch,
         high_water_mark: HighWaterMark,
     ) -> Result<Option<Campaign>, SqlError> {
+        // A scheme that is pinned after this read leaves the campaign unchecked.
+        let checked = self.scheme_of_all_claims(&suspended.id).await?;
         let raise = sqlx::query(concat!(
-            "UPDATE campaigns SET epoch = $1, \
+            "UPDATE campaigns SET epoch = $1, checked_user_ids = $6, \
              sequence = CASE WHEN $2 > sequence THEN $2 ELSE sequence END, \
              events = CASE WHEN $3 > events THEN $3 ELSE events END \
              WHERE id = $4 AND token = $5 RETURNING ",
@@ -257,7 +260,8 @@ impl SqlStore {
         .bind(to_i64(high_water_mark.sequence))
         .bind(to_i64(high_water_mark.events))
         .bind(suspended.id.as_str())
-        .bind(to_i64(suspended.token));
+        .bind(to_i64(suspended.token))
+        .bind(checked.map(|scheme| scheme.to_string()));
         self.commit_numbered("sql:raise_epoch", raise).await
     }
 
@@ -489,6 +493,7 @@ pub(super) fn read(row: &AnyRow) -> Result<Campaign, SqlError> {
         evicted: evicted(row)?,
         unfinished_import: row.try_get("import_digest")?,
         archived: row.try_get::<Option<i64>, _>("archived_at")?.is_some(),
+        checked_user_ids: checked_user_ids(row)?,
     })
 }
 

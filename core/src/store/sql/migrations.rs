@@ -7,7 +7,7 @@ use sqlx::migrate::{Migration, MigrationType, Migrator};
 
 /// The version, description and text of each migration. sqlx stores them in the table `_sqlx_migrations`, the
 /// text as a checksum, so they must never change.
-const ALL: [(i64, &str, &str); 24] = [
+const ALL: [(i64, &str, &str); 25] = [
     (1, "register", include_str!("../../../migrations/0001_register.sql")),
     (2, "claims by place and user", include_str!("../../../migrations/0002_claims_by_place_and_user.sql")),
     (3, "fencing", include_str!("../../../migrations/0003_fencing.sql")),
@@ -32,6 +32,7 @@ const ALL: [(i64, &str, &str); 24] = [
     (22, "extensions", include_str!("../../../migrations/0022_extensions.sql")),
     (23, "return reasons", include_str!("../../../migrations/0023_return_reasons.sql")),
     (24, "archived", include_str!("../../../migrations/0024_archived.sql")),
+    (25, "checked user ids", include_str!("../../../migrations/0025_checked_user_ids.sql")),
 ];
 
 /// Returns all migrations in order.

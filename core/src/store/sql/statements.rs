@@ -44,7 +44,7 @@ macro_rules! campaign_columns {
     () => {
         "id, name, starts_at, ends_at, time_zone, total, per_user, per_user_per_day, per_claim, hold_seconds, \
          pass_required, pass_until, has_codes, codes_added, codes_assigned, codes_pending_from, admin_state, version, epoch, token, register_id, sequence, events, changed_at, evicted_at, evicted_taken, \
-         evicted_sequence, import_digest, archived_at"
+         evicted_sequence, import_digest, archived_at, checked_user_ids"
     };
 }
 pub(super) use campaign_columns;
@@ -232,6 +232,11 @@ statements! {
     OTHER_USER_IDS = "SELECT id FROM campaigns WHERE admin_state <> 'ended' AND (ends_at IS NULL OR ends_at > $1) \
         AND change_number >= $4 AND (SELECT 1 FROM claims WHERE campaign_id = campaigns.id \
         AND (SUBSTR(user_id, 1, LENGTH($2)) <> $2 OR LENGTH(user_id) <> $3) ORDER BY user_id LIMIT 1) IS NOT NULL ORDER BY id LIMIT 1";
+
+    /// A user of the campaign `$1` whose id does not begin with `$2` or whose length is not `$3`. Without the order,
+    /// PostgreSQL would scan the claims of all campaigns.
+    OTHER_USER_ID = "SELECT user_id FROM claims WHERE campaign_id = $1 \
+        AND (SUBSTR(user_id, 1, LENGTH($2)) <> $2 OR LENGTH(user_id) <> $3) ORDER BY user_id LIMIT 1";
 
     /// Claims that were made, without those that SQL has refused: their number, users and units, the first
     /// and the last, and the first that took the last unit.

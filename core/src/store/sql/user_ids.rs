@@ -9,7 +9,7 @@ use sqlx::any::AnyRow;
 use super::audit::issue_audit_number;
 use super::numbers::{to_i64, unreadable};
 use super::pool::{Lease, Transaction};
-use super::{BULK_MAX, ChangedBy, SqlError, SqlStore, statements};
+use super::{BULK_MAX, ChangedBy, SqlError, SqlStore, WHOLE_CAMPAIGN_MAX, statements};
 use crate::domain::counters::ChangeNumber;
 use crate::domain::user_ids::PinnedScheme;
 
@@ -114,6 +114,40 @@ impl SqlStore {
         let mut lease = self.pool.within(BULK_MAX).lease().await?;
         with_other_user_ids(&mut lease, scheme, ChangeNumber::default(), now).await
     }
+
+    /// Returns whether `campaign` has claims under user ids that `scheme`, by HMAC, does not admit.
+    pub(crate) async fn has_other_user_ids(
+        &self,
+        campaign: &CampaignId,
+        scheme: Scheme,
+    ) -> Result<bool, SqlError> {
+        let mut lease = self.pool.within(WHOLE_CAMPAIGN_MAX).lease().await?;
+        let query = sqlx::query(statements::OTHER_USER_ID)
+            .bind(campaign.as_str())
+            .bind(scheme.id_prefix())
+            .bind(i64::try_from(Scheme::HMAC_ID_CHARACTERS).unwrap_or(i64::MAX));
+        Ok(query.fetch_optional(&mut lease).await?.is_some())
+    }
+
+    /// Returns the pinned scheme if it is by HMAC and admits the user ids of all claims of `campaign`.
+    pub(super) async fn scheme_of_all_claims(
+        &self,
+        campaign: &CampaignId,
+    ) -> Result<Option<Scheme>, SqlError> {
+        let mut lease = self.pool.lease().await?;
+        let row = sqlx::query(SELECT).fetch_optional(&mut lease).await?;
+        drop(lease);
+        let pinned = row.as_ref().map(read).transpose()?.map(|pinned| pinned.scheme);
+        let Some(scheme) = pinned.filter(|scheme| scheme.form() == Form::Hmac) else { return Ok(None) };
+        let has_others = self.has_other_user_ids(campaign, scheme).await?;
+        Ok((!has_others).then_some(scheme))
+    }
+}
+
+/// Reads the scheme that all claims of a campaign had at its last load.
+pub(super) fn checked_user_ids(row: &AnyRow) -> Result<Option<Scheme>, SqlError> {
+    let scheme: Option<String> = row.try_get("checked_user_ids")?;
+    scheme.map(|scheme| scheme.parse().map_err(unreadable)).transpose()
 }
 
 /// Returns a campaign that has not ended at `now`, has changed at `from` or later, and has claims under user ids that

@@ -2,6 +2,7 @@
 
 use std::num::NonZeroU32;
 
+use claimgate_shared::user_id::Scheme;
 use claimgate_shared::{ClaimDigest, ClaimId, ShownPass, Timestamp, UserId};
 use redis::Value;
 
@@ -34,6 +35,11 @@ pub trait CampaignCall: Sync {
 
     /// Reads the reply.
     fn decode(&self, reply: Value) -> Result<Ready<Self::Reply>, Malformed>;
+
+    /// Returns whether `scheme` admits the user ids of all claims that the call can create.
+    fn is_admitted_by(&self, _scheme: Scheme) -> bool {
+        true
+    }
 }
 
 /// A claim to decide.
@@ -87,6 +93,10 @@ impl CampaignCall for Claim<'_> {
 
     fn decode(&self, reply: Value) -> Result<Ready<Decided>, Malformed> {
         replies::decided(reply, self.zone, self.wanted.iter().map(|wanted| wanted.quantity))
+    }
+
+    fn is_admitted_by(&self, scheme: Scheme) -> bool {
+        self.wanted.iter().all(|wanted| scheme.admits(&wanted.id.user))
     }
 }
 
