@@ -1,5 +1,5 @@
-//! User ids that are changed while a campaign is reopened, or pinned while a back end claims under other ids. If both
-//! succeeded, users of the campaign would have a second allowance under their new ids.
+//! User ids that are changed while a campaign is reopened, or pinned while a back end claims or an admin imports under
+//! other ids. If both succeeded, users of the campaign would have a second allowance under their new ids.
 
 use axum::http::Method;
 use claimgate_core::engine::EngineError;
@@ -204,5 +204,63 @@ async fn one_caller_is_granted_a_unit_while_user_ids_are_pinned() {
     for database in [Database::Sqlite, Database::Postgres] {
         only_one_is_granted(database, Claimant::Edge, Claimant::BackEnd).await;
         only_one_is_granted(database, Claimant::BackEnd, Claimant::Edge).await;
+    }
+}
+
+/// Pauses the campaign, and imports a claim under another id at B until the answer is final. Returns whether the claim
+/// was imported.
+async fn imports(play: &ScheduleRun<'_>, nodes: &[TestCore; 2]) -> bool {
+    eventually(SOON, || async {
+        for node in nodes {
+            node.refresh().await;
+            node.maintain(&play.campaign_id()).await;
+        }
+        play.set_admin_state(&nodes[0], "pause").await;
+        let reply = nodes[1].import(&play.id, PAST_CLAIM.to_owned()).await;
+        let is_done = reply.status == 200;
+        holds(is_done || reply.code() == "user_ids_differ", || reply.body.to_string()).map(|()| is_done)
+    })
+    .await
+}
+
+const PAST_CLAIM: &str = "user_id,quantity\nalice,1\n";
+
+/// The import is stopped before each of its steps, while an edge claims from the opened campaign.
+#[tokio::test(flavor = "current_thread")]
+async fn no_edge_claims_beside_an_import_of_other_user_ids() {
+    for database in [Database::Sqlite, Database::Postgres] {
+        let world = World::start(database).await;
+        let mut won = [0, 0];
+        for step in 1.. {
+            let play = ScheduleRun::new(&world, false, false);
+            let nodes = [world.node(0), world.node(1)];
+            let [a, b] = &nodes;
+            play.open(a, 6, 2, None).await;
+            play.settled(a, async || play.set_admin_state(a, "pause").await).await;
+            b.refresh().await;
+            let importing = b.import(&play.id, PAST_CLAIM.to_owned());
+            let mut import = RunningProtocol::new("B", play.log.clone(), None, importing);
+            let ended = import.run(StepPosition::Step(step)).await.expect("B runs");
+            play.expire_leases().await;
+            // These calls fail while the import is unfinished.
+            play.set_admin_state(a, "resume").await;
+            let first = Claimant::Edge.claim(&play, a).await;
+            play.set_admin_state(a, "pause").await;
+            let is_last = ended.is_some();
+            let reply = match ended {
+                Some(reply) => reply,
+                None => import.run_to_its_end().await.expect("B ends"),
+            };
+            play.log.add(format!("the edge: {first:?}, the import: {}", reply.brief()));
+            let has_imported = imports(&play, &nodes).await || reply.status == 200;
+            play.settled(a, async || play.set_admin_state(a, "resume").await).await;
+            let later = Claimant::Edge.settled(&play, a).await;
+            let has_claimed = [first, later].contains(&Answer::Granted);
+            one_got_a_unit(&play, [has_claimed, has_imported], &mut won).await;
+            if is_last {
+                break;
+            }
+        }
+        assert!(won.iter().all(|times| *times > 0), "each must succeed in some schedule: {won:?}");
     }
 }

@@ -362,6 +362,10 @@ defect other_ids_sent_after_the_pin core/src/engine/stores.rs \
     'if !is_admitted && campaign.ended_at(clock::now()).is_none() {' \
     'if !is_admitted && campaign.evicted.is_some() {' \
     interleavings one_caller_is_granted
+defect imports_begun_after_the_pin core/src/store/sql/imports.rs \
+    'AND COALESCE((SELECT scheme FROM user_ids WHERE one = 1)' \
+    'AND COALESCE((SELECT $12 FROM user_ids WHERE one = 1)' \
+    interleavings no_edge_claims_beside
 
 # A claim needs a pass as long as the rule says, and a winner's retry never does.
 defect pass_not_required lua/claim.lua \

@@ -80,7 +80,8 @@ impl Recovery {
             return Ok(Imported { imported, already });
         }
         let evicted = Evicted { taken: totals.taken, sequence: totals.sequence.max(last) };
-        let begun = self.stores.sql.begin_import(&found, epoch.next(), evicted, &digest, change).await?;
+        let begun =
+            self.stores.sql.begin_import(&found, epoch.next(), evicted, &digest, user_ids, change).await?;
         let begun = begun.ok_or(EngineError::LoadingElsewhere)?;
         self.registry.update(begun.clone());
         if let Err(error) = self.drop_keys(handle, &begun).await {

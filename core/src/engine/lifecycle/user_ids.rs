@@ -5,8 +5,8 @@
 //!
 //! Idea: load the campaign again. The load suspends it, so SQL gets all of its claims, and raises the epoch,
 //! with which SQL records whether all claims have ids of the pinned scheme. Redis rejects calls under the former
-//! epoch. A core that has read the new epoch has read this record with it, and sends no claim under another id. So a
-//! checked campaign stays checked, unless other ids are imported into it.
+//! epoch. A core that has read the new epoch has read this record with it, and sends no claim under another id. An
+//! import that has read its file before the pin cannot begin after it. So a checked campaign stays checked.
 
 use std::sync::Arc;
 use std::time::Duration;

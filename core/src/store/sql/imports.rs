@@ -3,6 +3,7 @@
 //! import raises the epoch, so only the newer of two concurrent imports can write.
 
 use claimgate_shared::Version;
+use claimgate_shared::user_id::Scheme;
 
 use super::campaigns::{audit, number_change, read};
 use super::numbers::to_i64;
@@ -16,13 +17,15 @@ impl SqlStore {
     /// Begins or resumes the import of the file `digest` into `found`. Evicts the campaign with the counters
     /// `evicted`, and raises its epoch to `to`. The campaign must not be in Redis, or must be suspended there
     /// under the token of `found` and relayed. Changes nothing and returns `None` if the campaign or its
-    /// claims have changed since `found` was read.
+    /// claims have changed since `found` was read, or if the pinned scheme of user ids is not `user_ids`, for
+    /// which the file was checked.
     pub(crate) async fn begin_import(
         &self,
         found: &Campaign,
         to: Epoch,
         evicted: Evicted,
         digest: &str,
+        user_ids: Option<Scheme>,
         change: Change<'_>,
     ) -> Result<Option<Campaign>, SqlError> {
         let is_resumed = found.unfinished_import.is_some();
@@ -31,7 +34,8 @@ impl SqlStore {
         let row = sqlx::query(concat!(
             "UPDATE campaigns SET epoch = $1, version = $2, evicted_at = COALESCE(evicted_at, $3), evicted_taken = $4, \
              evicted_sequence = $5, keys_dropped = 0, import_digest = $6 \
-             WHERE id = $7 AND token = $8 AND version = $9 AND epoch = $10 AND events = $11 RETURNING ",
+             WHERE id = $7 AND token = $8 AND version = $9 AND epoch = $10 AND events = $11 \
+             AND COALESCE((SELECT scheme FROM user_ids WHERE one = 1), '') = $12 RETURNING ",
             campaign_columns!()
         ))
         .bind(to_i64(to))
@@ -45,6 +49,7 @@ impl SqlStore {
         .bind(to_i64(found.version))
         .bind(to_i64(found.epoch))
         .bind(to_i64(found.high_water_mark.events))
+        .bind(user_ids.map_or_else(String::new, |scheme| scheme.to_string()))
         .fetch_optional(&mut transaction.lease)
         .await?;
         let Some(row) = row else { return Ok(None) };
