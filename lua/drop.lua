@@ -6,7 +6,7 @@
 -- ARGV  1 fencing token of the suspension
 --
 -- Replies
---   1 if no key is left; 0 if the keys were not suspended under this token; nothing was changed then
+--   1 if no key is left; 0 if the keys were not suspended under this token, and so are unchanged
 
 local campaign_key = KEYS[1]
 local token, phase = unpack(redis.call('HMGET', campaign_key, 'token', 'phase'))

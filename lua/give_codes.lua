@@ -28,6 +28,6 @@ if first then
   local head = first[2][2]
   if #head ~= HEAD_BYTES or struct.unpack('>I6', head, HEAD_EVENTS_AT) <= tonumber(ARGV[3]) then return { 'busy' } end
 end
--- Codes that are here may have been shown: they stay.
+-- Never overwrite a code that Redis already has: it may have been shown.
 for at = 4, #ARGV, 2 do redis.call('HSETNX', codes_key, ARGV[at], ARGV[at + 1]) end
 return { 'given' }

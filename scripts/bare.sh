@@ -39,7 +39,7 @@ set_up() {
         scripts/{bare,debian,setup,tools}.sh scripts/{valkey,openapi-tools,openapi-generator}.txt | sha256sum
 }
 
-# Whether the same set-up has passed here. The packages that it downloads change: a week later it is tried again.
+# Returns whether the same set-up has passed here. Its downloads change: a week later it is tried again.
 has_passed() { [ -n "$(find "$passed" -mtime -7 2>/dev/null)" ] && [ "$(set_up)" = "$(cat "$passed")" ]; }
 
 # --- on the machine: make the root ----------------------------------------------------------------------

@@ -369,7 +369,7 @@ function checkNames(file, text) {
   }
 }
 
-/** Checks that each page names everything of its kind that the code defines. */
+/** Checks that the reference pages list every metric, command, variable, flag and problem code in the code. */
 function checkComplete() {
   const complete = [
     ["docs/operations.md", metricNames, "metric"],

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Whether tests/soak.txt names only tests that exist, each by its full name with a reason, and leaves each invariant of
-# tests/README.md a test in the gate. Prints how many tests of each invariant the gate has. Needs built tests.
+# Checks that tests/soak.txt names only tests that exist, each by its full name with a reason, and leaves each
+# invariant of tests/README.md a test in the gate. Prints how many tests of each invariant the gate has. Needs built
+# tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

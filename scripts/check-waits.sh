@@ -23,26 +23,26 @@ check() { # FILE…
             }
             return shortest
         }
-        # Whether the constant, of this file or of another one that exports it, is below 20 s.
+        # Returns whether the constant, of this file or of another one that exports it, is below 20 s.
         function is_short(name) {
             if ((FILENAME, name) in value) return value[FILENAME, name] < 20
             return name in exported && exported[name] < 20
         }
-        # Whether the text has a constant below 20 s whose name matches.
+        # Returns whether the text has a constant below 20 s whose name matches.
         function has_short(text, names,   words, at) {
             for (at = split(text, words, /[^A-Z_0-9]+/); at > 0; at--) {
                 if (words[at] ~ names && is_short(words[at])) return 1
             }
             return 0
         }
-        # Whether the number at the beginning of the text, in milliseconds or in `unit`, is below 20 s.
+        # Returns whether the number at the beginning of the text, in milliseconds or in `unit`, is below 20 s.
         function is_short_number(text, unit) {
             if (text ~ /^[0-9_]+ \* SECOND/) unit = 1000
             sub(/[^0-9_.].*/, "", text)
             gsub(/_/, "", text)
             return text * unit < 20000
         }
-        # Whether only the soak runs the test of this line.
+        # Returns whether only the soak runs the test of this line.
         function is_in_soak(   module, binary) {
             module = FILENAME
             sub(/^tests\//, "", module)

@@ -13,7 +13,7 @@
 #   images         the images for this machine's processor; writes into target/release-images, or pushes to IMAGE_REGISTRY
 #   notes          SHA256SUMS, and target/release-notes.md
 # Steps that publish:
-#   push-images    joins the images of both processors under the tag VERSION of IMAGE_REGISTRY
+#   push-images    publishes a multi-architecture manifest of both images under the tag VERSION of IMAGE_REGISTRY
 #   push-release   a release on GitHub with all files, for the existing tag vVERSION
 #   push-npm       the npm package
 #   push-crates    both crates

@@ -158,7 +158,7 @@ pub enum Pace {
     /// Sends a request after each response, up to this number.
     Count(u64),
     /// Sends requests at a constant rate per second for this duration, regardless of responses. Latency is
-    /// measured from the scheduled time, even if no connection was free then.
+    /// measured from the scheduled time, even if no connection was free at that time.
     Open(f64, Duration),
 }
 

@@ -1,6 +1,6 @@
 //! `bench`: measures claimgate and its baselines in one run.
 //! Exit status: 0 if everything was measured and verified, regardless of targets; 1 if a check or a server
-//! failed (the group then has no figures) or the run is void; 2 for wrong usage; 3 if the run ended early, with
+//! failed (the group then has no figures) or the run is invalid; 2 for wrong usage; 3 if the run ended early, with
 //! its figures so far.
 
 // Counts are converted to floating-point figures.

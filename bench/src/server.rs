@@ -1,4 +1,4 @@
-//! Baseline (c) and claimgate itself (d): `claimgate serve` with batches of one, or as shipped.
+//! `claimgate serve` with batches of one (baseline (c) in bench/README.md) and with default batching (d).
 
 use std::fmt;
 use std::net::SocketAddr;

@@ -35,7 +35,7 @@ pub struct Session {
     pub metrics: PrometheusHandle,
     /// Top rate of claims over HTTP per second, once measured.
     pub top_rate: Option<f64>,
-    /// Why the run is void, if it is.
+    /// Why the run is invalid, if it is.
     pub void: Option<String>,
     /// Why the run ended early, if it did.
     pub ended_early: Option<String>,

@@ -81,7 +81,7 @@ async function playRun(play) {
 	if (!play.wasKilled) checkResult(run.result, output, errors, end, fail);
 }
 
-/** Returns the handler of the server that checks the run's requests and gives its answers. */
+/** Returns the handler of the server that checks the run's requests and gives its responses. */
 function scripted(play) {
 	const { suite, run, fail } = play;
 	let answeredAt = 0;

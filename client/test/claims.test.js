@@ -41,7 +41,7 @@ const rejection = async (promise) => {
 	return error;
 };
 
-/** Faults that leave a claim's outcome unknown: the second answer asks for a retry after the deadline. */
+/** Faults that leave a claim's outcome unknown: the second response asks for a retry after the deadline. */
 const UNKNOWN = ["unanswered", problem(503, "unavailable", { "Retry-After": "60" })];
 
 const marks = () => front.claims.map(({ attempt }) => attempt ?? null);

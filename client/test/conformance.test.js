@@ -1,4 +1,4 @@
-// The cases of the conformance suite script answers that claimgate can give.
+// The cases of the conformance suite script responses that claimgate can send.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";

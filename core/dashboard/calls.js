@@ -5,7 +5,7 @@ import { element, fill, words } from "./display.js";
 // Core's own limit for a file is 10 minutes.
 const TIMEOUT_MS = 60000, CHANGE_TIMEOUT_MS = 6000, FILE_TIMEOUT_MS = 660000;
 
-// Returns the body of the answer to a GET, as "json", "text" or "blob", in which a file may take its time; null if
+// Returns the body of the response to a GET, as "json", "text" or "blob", in which a file may take its time; null if
 // there is none. `dialog` is { token, onUnauthorized }.
 export async function read(path, accept, as, { token, onUnauthorized }) {
 	const signal = as === "blob" ? undefined : AbortSignal.timeout?.(TIMEOUT_MS);
@@ -18,7 +18,7 @@ export async function read(path, accept, as, { token, onUnauthorized }) {
 	}
 }
 
-// Sends a change as JSON. Returns { reply, answer }; {} if no answer arrived in time.
+// Sends a change as JSON. Returns { reply, answer }; {} if no response arrived in time.
 export function send(method, path, body, caller) {
 	return exchange(path, { method, body: body && JSON.stringify(body) }, "application/json", CHANGE_TIMEOUT_MS, caller);
 }
@@ -40,7 +40,7 @@ async function exchange(path, request, type, timeout, { token }) {
 	}
 }
 
-// Whether a request was rejected and changed nothing. After a 408, the outcome is unknown.
+// Returns whether a request was rejected and changed nothing. After a 408, the outcome is unknown.
 export const isRejected = (reply) => reply?.status >= 400 && reply.status < 500 && reply.status !== 408;
 
 // Describes why core did not make a change, or that the outcome is unknown.

@@ -6,7 +6,7 @@ import { isRejected, problemText, read, sendFile } from "./calls.js";
 import { hasRole } from "./roles.js";
 import { $, fill, show, whenClosed, words } from "./display.js";
 
-// Core's limit is checked here: core may close the connection of a larger file before the browser reads the answer.
+// Core's limit is checked here: core may close the connection of a larger file before the browser reads the response.
 const FILE_BYTES_MAX = 256 * 1024 * 1024;
 const COUNT_MS = 2000;
 

@@ -147,7 +147,7 @@ async function mergeChanges(form, after) {
 	form.isBusy = false;
 	if (!found) return shown === form && showForm();
 	const merged = { ...form.before, ...Object.fromEntries(mine.map((name) => [name, after[name]])) };
-	// The conflict is with this very change if its answer was lost.
+	// The conflict is with this very change if its response was lost.
 	if (!changedFields(form.before, merged).length) return finish(form, after);
 	fillIn(merged);
 	form.problem = "changedMeanwhile";

@@ -1,4 +1,4 @@
-// What a caller may do; core checks the role of each call again.
+// Permissions by role. Core enforces them on every call; these only hide controls.
 
 const ROLES = ["viewer", "operator", "admin"];
 

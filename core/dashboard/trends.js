@@ -52,7 +52,7 @@ function forgetOld() {
 	trends = null;
 }
 
-// Whether the whole hour is shown, and not only its last minutes.
+// Returns whether the whole hour is shown, and not only its last minutes.
 export const isWholeHour = () => span === AGE_S_MAX;
 
 export function switchSpan() {

@@ -246,7 +246,7 @@ pub fn replicas_missing(replicas: u32) {
     gauge!(REPLICAS_MISSING).set(f64::from(replicas));
 }
 
-/// Counts a 503 answer by problem code and reason.
+/// Counts a 503 response by problem code and reason.
 pub fn unavailable(code: &'static str, reason: &'static str) {
     counter!(UNAVAILABLE, "code" => code, "reason" => reason).increment(1);
 }

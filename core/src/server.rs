@@ -183,7 +183,7 @@ fn log_addresses(listen: SocketAddr, admin: SocketAddr, admin_token_location: &s
     tracing::info!("dashboard: http://{admin}/; the admin token is in {admin_token_location}");
 }
 
-/// Returns the name under which people see a core that listens at `listen`.
+/// Returns the name under which people see a core that listens on `listen`.
 fn name_at(listen: SocketAddr) -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     format!("{} {listen}", host.trim())

@@ -1,23 +1,23 @@
-//! Latency of the answers.
+//! Latency of the responses.
 
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// Upper bounds of the bars, in milliseconds; a last bar counts slower answers.
+/// Upper bounds of the bars, in milliseconds; a last bar counts slower responses.
 const BARS_MS: [u32; 13] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000];
 
-/// The latency of each answer, in microseconds. A drill has few enough answers to keep them all.
+/// The latency of each response, in microseconds. A drill has few enough responses to keep them all.
 #[derive(Debug, Default)]
 pub(crate) struct Latency(Vec<u32>);
 
 impl Latency {
-    /// Records an answer; a latency beyond the range of `u32` (about an hour) is capped.
+    /// Records a response; a latency beyond the range of `u32` (about an hour) is capped.
     pub(crate) fn record(&mut self, took: Duration) {
         self.0.push(u32::try_from(took.as_micros()).unwrap_or(u32::MAX));
     }
 
-    /// Returns the figures for the report; `None` if there were no answers.
+    /// Returns the figures for the report; `None` if there were no responses.
     pub(crate) fn figures(&self) -> Option<LatencyFigures> {
         let mut us = self.0.clone();
         us.sort_unstable();
@@ -38,7 +38,7 @@ impl Latency {
     }
 }
 
-/// Returns the bars from the first to the last with any answers; `us` is sorted.
+/// Returns the bars from the first to the last with any responses; `us` is sorted.
 fn bars(us: &[u32]) -> Vec<Bar> {
     let mut bars = Vec::new();
     let (mut over_ms, mut below) = (0, 0);
@@ -59,7 +59,7 @@ fn ms(us: u32) -> f64 {
 /// Latency in milliseconds.
 #[derive(Debug, Clone, Serialize)]
 pub struct LatencyFigures {
-    /// The number of answers.
+    /// The number of responses.
     pub answers: usize,
     /// The median.
     pub p50: f64,
@@ -69,20 +69,20 @@ pub struct LatencyFigures {
     pub p99: f64,
     /// The 99.9th percentile.
     pub p99_9: f64,
-    /// The slowest answer.
+    /// The slowest response.
     pub max: f64,
     /// The distribution.
     pub bars: Vec<Bar>,
 }
 
-/// The answers within a range of latency.
+/// The responses within a range of latency.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Bar {
     /// Exclusive lower bound, in milliseconds.
     pub over_ms: u32,
     /// Inclusive upper bound, in milliseconds; `None` for the slowest.
     pub up_to_ms: Option<u32>,
-    /// The number of answers.
+    /// The number of responses.
     pub answers: usize,
 }
 

@@ -8,7 +8,7 @@ use crate::latency::LatencyFigures;
 use crate::tally::{Slice, Timeline};
 use crate::text::range;
 
-/// The kinds of answers, as [`Slice`] counts them.
+/// The kinds of responses, as [`Slice`] counts them.
 const ANSWERS: [Series; 3] = [
     Series { class: "claimed", name: "granted or replayed" },
     Series { class: "denied", name: "denied" },

@@ -34,9 +34,9 @@ pub struct Report {
     pub storm_s: f64,
     /// The checks.
     pub checks: Vec<Check>,
-    /// Tries by outcome: `granted`, `replayed`, a problem's code, or why there was no answer.
+    /// Tries by outcome: `granted`, `replayed`, a problem's code, or why there was no response.
     pub answers: BTreeMap<String, u64>,
-    /// Latency of the answers; `null` if there were none.
+    /// Latency of the responses; `null` if there were none.
     pub latency_ms: Option<LatencyFigures>,
     /// The course of the storm.
     pub timeline: Timeline,

@@ -152,8 +152,8 @@ impl Scratch {
     }
 }
 
-/// Returns an id made of `drill-`, the time, so that people can distinguish campaigns, and a random suffix
-/// that makes the id unique.
+/// Returns `drill-TIME-SUFFIX`: the time helps people tell campaigns apart, the random suffix makes the id
+/// unique.
 fn id(now: Timestamp, random: &str) -> Result<CampaignId, DrillError> {
     let digits: String = now.to_string().chars().filter(char::is_ascii_digit).take(14).collect();
     let id = format!("{ID_PREFIX}{digits}-{}", random.get(..8).unwrap_or(random));

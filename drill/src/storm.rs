@@ -1,4 +1,4 @@
-//! The storm: many concurrent users, some of whom send a claim twice or lose its answer.
+//! The storm: many concurrent users, some of whom send a claim twice or lose its response.
 
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::tally::{Tally, is_rate_limited};
 use crate::user::{Behavior, Caller, ClaimOutcome, SimulatedUser, TryOutcome};
 use crate::{Console, DrillError, Installation, Plan};
 
-/// Delay after which a connection is cut: about when the first answers arrive.
+/// Delay after which a connection is cut: about when the first responses arrive.
 const CUT_AFTER: Duration = Duration::from_millis(2);
 
 pub(crate) struct Storm<'a> {

@@ -14,7 +14,7 @@ use crate::latency::Latency;
 pub(crate) const CUT: &str = "cut off by the drill";
 const LOST: &str = "no answer";
 
-/// The length of a slice in which answers are counted together, in milliseconds.
+/// The length of a slice in which responses are counted together, in milliseconds.
 const SLICE_MS: u64 = 100;
 /// Maximum number of slices in a report; slices of longer storms are merged.
 const SLICES_MAX: usize = 60;
@@ -24,7 +24,7 @@ const SLICES_MAX: usize = 60;
 pub(crate) struct Tally {
     began: Instant,
     ended: Option<Instant>,
-    /// The latency of the answers.
+    /// The latency of the responses.
     pub(crate) latency: Latency,
     /// Tries by outcome.
     pub(crate) answers: BTreeMap<String, u64>,
@@ -35,7 +35,7 @@ pub(crate) struct Tally {
     pub(crate) last_undecided: Option<String>,
 }
 
-/// The answers over the duration of the storm, in slices.
+/// The responses over the duration of the storm, in slices.
 #[derive(Debug, Serialize)]
 pub struct Timeline {
     /// The length of each slice, in seconds.
@@ -44,7 +44,7 @@ pub struct Timeline {
     pub slices: Vec<Slice>,
 }
 
-/// The answers in one slice of the storm.
+/// The responses in one slice of the storm.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Slice {
     /// Granted claims and replays.

@@ -63,7 +63,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// Detects whether core or the edge listens at `url`. Claims to core are sent with the admin's `token`.
+    /// Detects whether core or the edge listens on `url`. Claims to core are sent with the admin's `token`.
     ///
     /// # Errors
     /// If neither answers, or the target is not ready within 5 s.

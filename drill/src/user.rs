@@ -16,7 +16,7 @@ pub(crate) enum Behavior {
     Plain,
     /// Sends the claim twice at the same time.
     Duplicate,
-    /// Ignores the first answer, and retries.
+    /// Ignores the first response, and retries.
     IgnoreAnswer,
     /// Cuts the connection while the first try is in flight, and retries.
     Cut,
@@ -71,7 +71,7 @@ pub(crate) enum TryOutcome {
 }
 
 impl TryOutcome {
-    /// Classifies an answer or an error.
+    /// Classifies a response or an error.
     pub(crate) fn of(answer: Result<Answer<ClaimReply>, Error>) -> Self {
         match answer.and_then(|answer| answer.read()) {
             Ok(ClaimReply { claim, .. }) => match NonZeroU32::new(claim.quantity.get()) {

@@ -54,7 +54,7 @@ function pollIn(ms) {
 	if (!document.hidden) pollTimer = setTimeout(refresh, ms);
 }
 
-// Schedules the next poll. The brand may make polls rare, but not while the page waits for an answer or a payment.
+// Schedules the next poll. The brand may make polls rare, but not while the page waits for a response or a payment.
 function pollLater() {
 	const mayBeRare = !failure && !pending && shownStatus() !== "held";
 	const max = (mayBeRare && window.claimgateBrand?.refreshMs) || POLL_MS_MAX;

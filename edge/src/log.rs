@@ -157,8 +157,8 @@ impl<S: PartialEq> LogGate<S> {
         Self { subjects: Vec::new() }
     }
 
-    /// Returns the number of lines about `subject` suppressed since the last one; `None` suppresses this one
-    /// too.
+    /// Returns how many lines about `subject` were suppressed since the last written line, or `None` if this
+    /// line is to be suppressed.
     fn admit(&mut self, subject: S, now: Timestamp) -> Option<u32> {
         let Some((_, last)) = self.subjects.iter_mut().find(|(known, _)| *known == subject) else {
             self.subjects.push((subject, LastLine { at: now, suppressed: 0 }));

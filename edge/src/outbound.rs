@@ -34,7 +34,7 @@ pub fn bounded_init() -> RequestInit {
 /// Sends `request` and returns the head of the response.
 ///
 /// # Errors
-/// Why there is no answer, for the log.
+/// Why there is no response, for the log.
 pub async fn send(fetcher: &WorkerGlobalScope, request: &Request) -> Result<Response, String> {
     let response = JsFuture::from(fetcher.fetch_with_request(request)).await;
     response.and_then(JsCast::dyn_into).map_err(|error| format!("no answer: {error:?}"))

@@ -130,7 +130,7 @@ impl Trace {
     }
 }
 
-/// Parses a `traceparent` of version 00, or of a newer version with the same beginning. Returns trace id,
+/// Parses a `traceparent` of version 00, or of a newer version with the same prefix. Returns trace id,
 /// span id and whether sampling is requested.
 fn parse(traceparent: &str) -> Option<(String, String, bool)> {
     let mut parts = traceparent.split('-');

@@ -1,4 +1,4 @@
-// Calls to core and to Stripe. Each of them may be repeated, so a call is repeated until its outcome is known.
+// Calls to core and to Stripe. Each of them is safe to retry, and is retried until its outcome is known.
 
 import { setTimeout as sleep } from "node:timers/promises";
 

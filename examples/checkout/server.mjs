@@ -47,7 +47,7 @@ async function respond(request) {
 	}
 }
 
-/** Stripe repeats an event until the response is 200. */
+/** Stripe retries an event until the response is 200. */
 async function webhook(request) {
 	const payload = await bodyOf(request);
 	if (!payload) return rejected(413, `the body has more than ${BODY_BYTES_MAX} bytes`);

@@ -70,7 +70,7 @@ func (p *Problem) retryHelps() bool {
 	return !final[p.Code] && (p.Status < 400 || p.Status == 408 || p.Status == 429 || p.Status >= 500)
 }
 
-// mayBeClaimed reports whether the try may have made a claim although its answer says otherwise, or is missing.
+// mayBeClaimed reports whether the try may have made a claim although its response says otherwise, or is missing.
 func (p *Problem) mayBeClaimed() bool {
 	return p.retryHelps() && p.Status != 429 && p.Code != "overloaded"
 }

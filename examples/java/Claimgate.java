@@ -65,7 +65,7 @@ public final class Claimgate {
             return !FINAL.contains(code) && (status < 400 || status == 408 || status == 429 || status >= 500);
         }
 
-        /** Whether the try may have made a claim although its answer says otherwise, or is missing. */
+        /** Whether the try may have made a claim although its response says otherwise, or is missing. */
         boolean mayBeClaimed() {
             return retryHelps() && status != 429 && !code.equals("overloaded");
         }
@@ -79,7 +79,7 @@ public final class Claimgate {
 
     record Unknown(Problem problem) implements Outcome { }
 
-    /** The answer to one try: a claim, or a problem and its Retry-After. */
+    /** The response to one try: a claim, or a problem and its Retry-After. */
     private record Answer(Claimed claimed, Problem problem, long retryAfterMs) { }
 
     private final HttpClient http = HttpClient.newHttpClient();
@@ -101,7 +101,7 @@ public final class Claimgate {
         CompletableFuture<HttpResponse<String>> sent = http.sendAsync(call.build(), BodyHandlers.ofString(StandardCharsets.UTF_8));
         HttpResponse<String> answer;
         try {
-            answer = sent.get(TRY.toMillis(), TimeUnit.MILLISECONDS); // the request's own timeout excludes the body of the answer
+            answer = sent.get(TRY.toMillis(), TimeUnit.MILLISECONDS); // the request's own timeout excludes the response's body
         } catch (ExecutionException | TimeoutException lost) {
             sent.cancel(true);
             return new Answer(null, Problem.own("network", 0, String.valueOf(lost.getMessage())), 0);

@@ -43,7 +43,7 @@ final class Problem
         return $isTransient && !in_array($this->code, NOT_RETRIED);
     }
 
-    /** Whether the try may have made a claim although its answer says otherwise, or is missing. */
+    /** Whether the try may have made a claim although its response says otherwise, or is missing. */
     public function mayBeClaimed(): bool
     {
         return $this->retryHelps() && $this->status !== 429 && $this->code !== 'overloaded';

@@ -53,7 +53,7 @@ class Problem:
         return self.code not in FINAL and (self.status < 400 or self.status in (408, 429) or self.status >= 500)
 
     def may_be_claimed(self) -> bool:
-        """Whether the try may have made a claim although its answer says otherwise, or is missing."""
+        """Whether the try may have made a claim although its response says otherwise, or is missing."""
         return self.retry_helps() and self.status != 429 and self.code != "overloaded"
 
 

@@ -221,7 +221,7 @@ impl Admin {
     /// Adds codes from a file with one code per line.
     ///
     /// # Errors
-    /// `invalid_request` with the first line that is not a code or repeats one; nothing was added then.
+    /// `invalid_request` with the first line that is not a code or repeats one. This error adds no code.
     pub async fn add_codes(&self, id: &CampaignId, csv: Vec<u8>) -> Result<Answer<AddedCodes>, Error> {
         let request = self.request(Method::POST, &format!("/campaigns/{id}/codes"));
         self.listener
@@ -246,7 +246,7 @@ impl Admin {
         self.list(&format!("/campaigns/{id}/claims"), &filter.query(), "cursor").await
     }
 
-    /// Returns the same list as CSV.
+    /// Returns the list of [`Self::claims`] in CSV format.
     ///
     /// # Errors
     /// As for [`Self::claims`].

@@ -16,7 +16,7 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use crate::error::Problem;
 use crate::{Answer, Error, Retries};
 
-/// Timeout of one try, longer than claimgate's own for any call but an import.
+/// Timeout of one try. Longer than the server's timeout for every call except an import.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Timeout of connecting, divided evenly among the addresses of a name. Without one, the first address that swallows
@@ -83,7 +83,7 @@ impl Listener {
         Ok(Answer::new(serde_json::from_slice(&body).map_err(|_| self.not_claimgate(status))?, replayed))
     }
 
-    /// Sends a GET whose answer is a string in UTF-8, and retries it until its outcome is known.
+    /// Sends a GET whose response is a string in UTF-8, and retries it until its outcome is known.
     pub(crate) async fn text(&self, request: RequestBuilder) -> Result<Answer<String>, Error> {
         let text = self.retries.until_decided(async || {
             let response = self.respond(copy_of(&request)?).await?;

@@ -1,5 +1,5 @@
 //! ALTCHA's proof of work, version 2, in its deterministic mode: the edge derives a key from a counter that
-//! it draws, and the browser tries counters until it derives a key with the same beginning.
+//! it draws, and the browser tries counters until it derives a key with the same prefix.
 
 use serde::{Deserialize, Serialize};
 
@@ -25,9 +25,9 @@ pub struct AltchaParameters {
     pub algorithm: String,
     /// Iterations of one derivation.
     pub cost: u32,
-    /// Whom the challenge is for.
+    /// The user and campaign of the challenge.
     pub data: AltchaData,
-    /// The last second at which a solution is accepted, since 1970.
+    /// Last second at which a solution is accepted, as a Unix timestamp.
     pub expires_at: i64,
     /// Length of a key, in bytes.
     pub key_length: u32,

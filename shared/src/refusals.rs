@@ -129,7 +129,7 @@ pub struct RefusalReport {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ReportedRefusal {
-    /// The campaign's id as the callers sent it; empty if it is not an id.
+    /// The campaign's id as the callers sent it; empty if that was not a valid id.
     #[cfg_attr(feature = "openapi", schema(pattern = "^[A-Za-z0-9_-]{0,64}$"))]
     pub campaign_id: String,
     /// The problem's code. A code that core does not know counts as `other`.

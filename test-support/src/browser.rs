@@ -325,7 +325,7 @@ impl Browser {
             "DELETE {} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n",
             self.session, self.driver
         )?;
-        // The session has ended once the head of the answer arrives.
+        // The session has ended once the head of the response arrives.
         driver.read(&mut [0]).map(drop)
     }
 }

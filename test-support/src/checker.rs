@@ -1,4 +1,4 @@
-//! The checker of all fault tests. It records the callers' answers and, once the system is idle, compares
+//! The checker of all fault tests. It records the callers' responses and, once the system is idle, compares
 //! them with core, SQL and Redis from outside.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -72,7 +72,7 @@ pub struct Verdict {
     pub revoked: usize,
 }
 
-/// Records the answers that callers of one campaign received.
+/// Records the responses that callers of one campaign received.
 #[derive(Debug)]
 pub struct Checker {
     campaign: String,
@@ -82,9 +82,9 @@ pub struct Checker {
     ended: Mutex<BTreeSet<String>>,
     calls: AtomicUsize,
     unknown: AtomicUsize,
-    /// Number of answers that acknowledged a claim.
+    /// Number of responses that acknowledged a claim.
     granted: AtomicUsize,
-    /// The number of acknowledged claims at which a process is killed, and its id.
+    /// After this many acknowledged claims, kill the process with this pid.
     victim: Mutex<Option<(usize, u32)>>,
 }
 
@@ -230,7 +230,7 @@ impl Checker {
         assert!(victim.is_none(), "{granted} claims were acknowledged, too few to kill {victim:?}");
     }
 
-    /// Returns what is wrong in the answers themselves: limits that they exceed, and sequence numbers
+    /// Returns what is wrong in the responses themselves: limits that they exceed, and sequence numbers
     /// that two claims have. Where Redis may lose claims, some of these claims are no longer active.
     fn wrong_answers(&self) -> Vec<String> {
         let limits = *self.limits.lock().unwrap_or_else(PoisonError::into_inner);
@@ -303,7 +303,7 @@ impl Checker {
     }
 
     /// Resends every attempt with an unknown outcome, with the same key. A claim found this way counts as a
-    /// first answer.
+    /// first response.
     pub async fn resolve_unknown(&self, core: &Core) {
         let unknown = self.outcomes().into_iter().filter(|(_, outcome)| *outcome == ClaimOutcome::Unknown);
         let calls = stream::iter(unknown).map(|(attempt, _)| async move {
@@ -382,7 +382,7 @@ impl Checker {
     async fn until_quiet(&self, cores: &[&Core], redis: &RedisView) {
         for core in cores {
             eventually(SOON, || async {
-                // A connection that a frozen core has dropped is not an answer.
+                // A connection that a frozen core has dropped is not a response.
                 let url = core.url(&format!("/internal/v1/campaigns/{}", self.campaign));
                 match core.client().try_get(&url, API_TOKEN).await {
                     Ok(view) if view.status == 200 => Ok(()),
@@ -509,8 +509,8 @@ impl Checker {
 }
 
 impl Drop for Checker {
-    /// A test that ends early never calls [`Checker::judge`]: prints whether the answers so far kept the
-    /// guarantees, so that a wrong answer is not taken for a slow machine.
+    /// A test that ends early never calls [`Checker::judge`]: prints whether the responses so far kept the
+    /// guarantees, so that a wrong response is not taken for a slow machine.
     fn drop(&mut self) {
         if std::thread::panicking() {
             let mut wrong = self.wrong_answers();

@@ -23,7 +23,7 @@ use crate::time_limits::limit;
 /// if this process was delayed.
 const IDLE_MAX: Duration = Duration::from_secs(1);
 
-/// The pause before a retry if the answer has no `Retry-After`.
+/// The pause before a retry if the response has no `Retry-After`.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Problems after which docs/api.md allows a retry. `rate_limited` is not listed, because the tests check the
@@ -48,7 +48,7 @@ pub fn client() -> Client {
     client_waiting(SOON)
 }
 
-/// Creates a client for a server whose answers may take up to `longest`.
+/// Creates a client for a server whose responses may take up to `longest`.
 pub(crate) fn client_waiting(longest: Duration) -> Client {
     static DESCRIPTORS: Once = Once::new();
     DESCRIPTORS.call_once(|| {
@@ -66,7 +66,7 @@ fn trusting_none() -> ClientConfig {
     config.with_root_certificates(RootCertStore::empty()).with_no_client_auth()
 }
 
-/// An answer, read completely.
+/// A response, read completely.
 #[derive(Debug, Clone)]
 pub struct Reply {
     /// The called path.
@@ -77,7 +77,7 @@ pub struct Reply {
     pub headers: HeaderMap,
     /// The body.
     pub body: Vec<u8>,
-    /// Number of earlier answers that were 503 or 408.
+    /// Number of earlier responses that were 503 or 408.
     pub repeats: u32,
 }
 
@@ -92,7 +92,7 @@ impl Reply {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("no JSON ({error}): {self:?}"))
     }
 
-    /// Returns the problem's code; empty if the answer is not a problem.
+    /// Returns the problem's code; empty if the response is not a problem.
     pub fn code(&self) -> String {
         let body: Value = serde_json::from_slice(&self.body).unwrap_or_default();
         body["code"].as_str().unwrap_or_default().to_owned()
@@ -103,7 +103,7 @@ impl Reply {
         self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
     }
 
-    /// Checks the status and returns the answer, so that calls can be chained. A retried call may find what
+    /// Checks the status and returns the response, so that calls can be chained. A retried call may find what
     /// an earlier try created: 200 then counts as 201.
     pub fn expect(self, status: u16) -> Self {
         assert!(
@@ -121,7 +121,7 @@ impl Reply {
         self.status == 201 || (self.status == 200 && self.repeats > 0)
     }
 
-    /// Checks that the answer is a problem with this status and code.
+    /// Checks that the response is a problem with this status and code.
     pub fn refused(self, status: u16, code: &str) -> Self {
         assert_eq!((self.status, self.code().as_str()), (status, code), "{}", self.text());
         self
@@ -135,7 +135,7 @@ impl Client {
         Self { http: self.http.clone(), repeats: false }
     }
 
-    /// Sends `request` and retries it while a retry may help; `Err` if no complete answer arrived.
+    /// Sends `request` and retries it while a retry may help; `Err` if no complete response arrived.
     pub async fn send(&self, request: RequestBuilder) -> Result<Reply, reqwest::Error> {
         let request = request.build()?;
         let again = request.try_clone().filter(is_idempotent).map(unmarked);
@@ -234,7 +234,7 @@ async fn read(response: Response) -> Result<Reply, reqwest::Error> {
     Ok(Reply { path, status, headers, body, repeats: 0 })
 }
 
-/// Records that the test retries the call with this answer.
+/// Records that the test retries the call with this response.
 pub fn record_retry(reply: &Reply) {
     record(&format!("{} {} {}", reply.path, reply.status, reply.code()));
 }

@@ -34,7 +34,7 @@ pub fn claim_body(campaign: &str, user: &str, key: &str, quantity: u32) -> Value
 }
 
 impl CoreClient {
-    /// Returns a client that takes the first answer without retries: for tests about availability.
+    /// Returns a client that takes the first response without retries: for tests about availability.
     #[must_use]
     pub fn once(&self) -> Self {
         Self { client: self.client.once(), ..self.clone() }
@@ -93,7 +93,7 @@ impl CoreClient {
         self.post_claim(&claim_body(campaign, user, key, quantity)).await
     }
 
-    /// Claims one unit as the back end, and returns the first answer other than `unavailable`: a slow core
+    /// Claims one unit as the back end, and returns the first response other than `unavailable`: a slow core
     /// may give that to any claim.
     pub async fn claim_once_available(&self, campaign: &str, user: &str, key: &str) -> Reply {
         let (once, mut repetition) = (self.once(), Repetition::new(SOON));
@@ -113,7 +113,7 @@ impl CoreClient {
         self.client().send(request).await.expect("an answer")
     }
 
-    /// Claims units with one request; `Err` if no answer arrived.
+    /// Claims units with one request; `Err` if no response arrived.
     pub async fn try_claim(
         &self,
         campaign: &str,
@@ -206,8 +206,8 @@ impl CoreClient {
         self.admin_post(&format!("/admin/v1/campaigns/{id}/{verb}")).await
     }
 
-    /// Changes a campaign at its current version. If the outcome is unknown, retries the change at the
-    /// version found then.
+    /// Changes a campaign at its current version. If the outcome is unknown, rereads the version and
+    /// retries the change at that version.
     pub async fn patch(&self, id: &str, mut change: Value) -> Reply {
         let path = format!("/admin/v1/campaigns/{id}");
         let mut repetition = self.client.repetition();

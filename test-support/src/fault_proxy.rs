@@ -123,12 +123,12 @@ impl FaultProxy {
     }
 
     /// Simulates a host that vanishes: nothing sent arrives, and no sender gets an error. New connections are
-    /// accepted and get no answer.
+    /// accepted and get no response.
     pub fn vanish(&self) {
         self.shared.gone.send_modify(|(times, gone)| (*times, *gone) = (*times + 1, true));
     }
 
-    /// Simulates a replaced host: new connections reach it, earlier connections never get an answer.
+    /// Simulates a replaced host: new connections reach it, earlier connections never get a response.
     pub fn return_replaced(&self) {
         self.shared.gone.send_modify(|(_, gone)| *gone = false);
     }

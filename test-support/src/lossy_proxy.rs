@@ -1,4 +1,4 @@
-//! A proxy in front of core or the edge that can lose answers.
+//! A proxy in front of core or the edge that can lose responses.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 /// A proxy between edge and core, or browser and edge, which forwards bytes, records requests and can lose
-/// answers.
+/// responses.
 #[derive(Debug)]
 pub struct LossyProxy {
     /// The address on which the proxy listens.
@@ -75,18 +75,18 @@ impl LossyProxy {
         *self.lossy.core.lock().unwrap() = core;
     }
 
-    /// Loses the next `count` answers to POST requests other than reports of refusals: core processes the
-    /// requests, but the caller gets no answer.
+    /// Loses the next `count` responses to POST requests other than reports of refusals: core processes the
+    /// requests, but the caller gets no response.
     pub fn lose_answers(&self, count: usize) {
         self.lossy.to_lose.store(count, Ordering::SeqCst);
     }
 
-    /// Delays lost answers by `hold` before the connection closes.
+    /// Delays lost responses by `hold` before the connection closes.
     pub fn hold_before_losing(&self, hold: Duration) {
         *self.lossy.hold.lock().unwrap() = hold;
     }
 
-    /// Delays every answer by `delay`.
+    /// Delays every response by `delay`.
     pub fn delay_answers(&self, delay: Duration) {
         *self.lossy.delay.lock().unwrap() = delay;
     }
@@ -96,7 +96,7 @@ impl LossyProxy {
         self.lossy.accepted.load(Ordering::SeqCst)
     }
 
-    /// Loses every answer to a POST request while `yes` is set.
+    /// Loses every response to a POST request while `yes` is set.
     pub fn lose_all_answers(&self, yes: bool) {
         self.lossy.loses_all.store(yes, Ordering::SeqCst);
     }
@@ -183,7 +183,7 @@ impl Lossy {
         }
     }
 
-    /// Returns whether the answer that has just begun is to be lost.
+    /// Returns whether the response that has just begun is to be lost.
     fn is_to_be_lost(&self, unanswered: &Unanswered) -> bool {
         let is_post = unanswered.post.swap(false, Ordering::SeqCst);
         let is_report = unanswered.report.swap(false, Ordering::SeqCst);

@@ -1,7 +1,7 @@
 //! Measures how late the machine is while a test runs, as the control for guarantees about time.
 //!
-//! A cheap request that does not involve the code under test is repeated all the time. If even the answer to
-//! this request is late, a late answer from the code under test is not a defect.
+//! A cheap request that does not involve the code under test is repeated all the time. If even the response to
+//! this request is late, a late response from the code under test is not a defect.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::client::{Client, client};
 
 /// Interval between requests.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Response time above which an answer is late; it usually takes a few milliseconds.
+/// Response time above which a response is late; it usually takes a few milliseconds.
 const LATE_AFTER: Duration = Duration::from_millis(250);
 
 /// Repeats a request until dropped.
@@ -23,7 +23,7 @@ pub struct MachineProbe {
     task: JoinHandle<()>,
 }
 
-/// A request whose answer was late or has not arrived yet.
+/// A request whose response was late or has not arrived yet.
 #[derive(Debug, Clone, Copy)]
 struct Probe {
     sent_at: Instant,

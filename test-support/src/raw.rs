@@ -55,7 +55,7 @@ impl Raw {
     }
 }
 
-/// Returns the status of a raw answer; `None` if the connection closed without one.
+/// Returns the status of a raw response; `None` if the connection closed without one.
 pub fn status(answer: &[u8]) -> Option<u16> {
     let text = String::from_utf8_lossy(answer);
     text.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)).and_then(|digits| digits.parse().ok())

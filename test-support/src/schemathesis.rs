@@ -1,4 +1,4 @@
-//! Runs schemathesis, which generates valid and invalid calls from openapi.json and checks each answer
+//! Runs schemathesis, which generates valid and invalid calls from openapi.json and checks each response
 //! against it.
 
 use std::path::PathBuf;

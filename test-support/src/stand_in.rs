@@ -1,4 +1,4 @@
-//! A server with fixed answers: a fake core of a different version, whose answers the current core cannot
+//! A server with fixed responses: a fake core of a different version, whose responses the current core cannot
 //! send, or a website.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -8,7 +8,7 @@ use std::thread;
 
 use serde_json::{Value, json};
 
-/// A stateless server that returns the configured answers.
+/// A stateless server that returns the configured responses.
 #[derive(Debug)]
 pub struct StandIn {
     /// The address on which the server listens.
@@ -19,7 +19,7 @@ pub struct StandIn {
 /// Answers by a string that the request contains; the last match is used.
 type Answers = Arc<Mutex<Vec<(String, Canned)>>>;
 
-/// A fixed answer.
+/// A fixed response.
 #[derive(Debug, Clone)]
 pub struct Canned {
     status: u16,
@@ -29,17 +29,17 @@ pub struct Canned {
 }
 
 impl Canned {
-    /// Creates an answer with `body` as JSON.
+    /// Creates a response with `body` as JSON.
     pub fn json(status: u16, body: &Value) -> Self {
         Self::typed(status, "application/json", body.to_string())
     }
 
-    /// Creates an answer with `body` as a problem.
+    /// Creates a response with `body` as a problem.
     pub fn problem(status: u16, body: &Value) -> Self {
         Self::typed(status, "application/problem+json", body.to_string())
     }
 
-    /// Creates an answer with a page.
+    /// Creates a response with a page.
     pub fn html(page: &str) -> Self {
         Self::typed(200, "text/html", page.to_owned())
     }
@@ -66,7 +66,7 @@ impl Canned {
 }
 
 impl StandIn {
-    /// Starts a server without any answers.
+    /// Starts a server without any responses.
     pub fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let listen = listener.local_addr().unwrap();
@@ -102,7 +102,7 @@ fn serve(connection: &TcpStream, answers: &Answers) {
     }
 }
 
-/// Returns the answer to requests that the test did not configure.
+/// Returns the response to requests that the test did not configure.
 fn not_found() -> Canned {
     let code = "campaign_not_found";
     Canned::problem(

@@ -34,12 +34,12 @@ pub enum ClaimOutcome {
         /// The denial's `remaining`.
         remaining: Option<u64>,
     },
-    /// 503, or no answer.
+    /// 503, or no response.
     Unknown,
 }
 
 impl ClaimOutcome {
-    /// Returns the outcome in a claim's answer; `None` for 503.
+    /// Returns the outcome in a claim's response; `None` for 503.
     pub fn of(reply: &Reply) -> Option<Self> {
         match reply.status {
             200 | 201 => {

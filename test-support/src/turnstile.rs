@@ -1,5 +1,5 @@
 //! A stand-in for Cloudflare's Turnstile, whose real service tests cannot call. It speaks the documented requests: the
-//! script's `render` and `remove`, and `siteverify` with its answers and error codes. Everything else is simplified.
+//! script's `render` and `remove`, and `siteverify` with its responses and error codes. Everything else is simplified.
 
 use std::collections::HashSet;
 use std::io::{BufReader, Write as _};
@@ -24,7 +24,7 @@ pub enum Fault {
     Silence,
     /// The connection is closed immediately.
     Closed,
-    /// The head of an answer, without its body.
+    /// The head of a response, without its body.
     Cut,
     /// Status, header lines and body.
     Answer(u16, String, String),

@@ -45,7 +45,7 @@ pub fn reaches(found: usize, wanted: usize, what: &str) -> Result<(), String> {
     holds(found == wanted, || format!("{found} {what}, not {wanted}"))
 }
 
-/// Repeats `call` until its answer has one of `statuses`; fails the test with the last answer after `within`.
+/// Repeats `call` until its response has one of `statuses`; fails the test with the last response after `within`.
 pub async fn until_status(within: Duration, statuses: &[u16], call: impl AsyncFn() -> Reply) -> Reply {
     eventually(within, || async {
         let reply = call().await;
@@ -55,7 +55,7 @@ pub async fn until_status(within: Duration, statuses: &[u16], call: impl AsyncFn
 }
 
 /// Repeats `call` while a store answers too late, which core reports as `unavailable`. Checks that the next
-/// answer is a problem with this status and code.
+/// response is a problem with this status and code.
 pub async fn refused_in_time(status: u16, code: &str, call: impl AsyncFn() -> Reply) -> Reply {
     let mut repetition = Repetition::new(SOON);
     loop {

@@ -12,7 +12,7 @@ use support::{Core, CoreOptions, Reply, SOON, Sql, eventually};
 
 use crate::on_postgres::on_postgres;
 
-/// Maximum number of timeouts of a call before an answer that says what was stored.
+/// Maximum number of timeouts of a call before a response that says what was stored.
 const ROUNDS_MAX: u64 = 5;
 
 async fn add(core: &CoreClient, id: &str, units: i64, key: &str) -> Reply {
@@ -127,7 +127,7 @@ async fn concurrent_changes_all_count(core: &Core, sql: &Sql) {
     for pair in added.chunks(2) {
         let done: Vec<_> = pair.iter().filter(|(_, reply)| reply.status == 200).collect();
         let new = done.iter().filter(|(_, reply)| !is_replay(reply)).count();
-        // An addition whose first answer was 503 may have counted then.
+        // An addition whose first response was 503 may already have counted.
         let was_repeated = pair.iter().any(|(_, reply)| reply.repeats > 0);
         assert!(
             new == 1 || new == 0 && was_repeated && !done.is_empty(),
@@ -155,7 +155,7 @@ async fn all_concurrent_changes_take_effect_on_postgres() {
     }
 }
 
-/// Retries the call until the answer is not a 503: under load, the database may exceed the deadline of a
+/// Retries the call until the response is not a 503: under load, the database may exceed the deadline of a
 /// call.
 async fn until_answered<F: Future<Output = Reply>>(call: impl Fn() -> F) -> Reply {
     eventually(SOON, || async {

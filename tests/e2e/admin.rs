@@ -66,7 +66,7 @@ async fn ten_concurrent_creations_make_one_campaign() {
     let body = campaign("demo", json!({"total": 5}));
     let made = join_all((0..10).map(|_| create(&core, &body))).await;
     let created = made.iter().filter(|reply| reply.status == 201).count();
-    // The 201 may be among the lost answers.
+    // The 201 may be among the lost responses.
     let is_repeated = made.iter().any(|reply| reply.repeats > 0);
     assert!(created == 1 || (created == 0 && is_repeated), "{made:?}");
     assert!(made.iter().all(|reply| reply.status < 300), "{made:?}");
@@ -162,8 +162,8 @@ async fn a_patch_without_effect_creates_no_version() {
     assert_eq!(changes, ["create", "update"]);
 }
 
-/// Sends a change, and repeats it at the same version after a 503. Returns the status, and whether it was
-/// repeated.
+/// Sends a change, and retries it at the same version after a 503. Returns the status, and whether the change was
+/// retried.
 async fn change(core: &Core, path: &str, body: &Value) -> (u16, bool) {
     let first = core.admin(Method::PATCH, path, body).await;
     if first.status != 503 {
@@ -181,7 +181,7 @@ async fn only_one_of_several_changes_to_a_version_succeeds() {
     let bodies: Vec<_> = (0..10).map(|at| json!({"version": 1, "name": format!("n{at}")})).collect();
     let made = join_all(bodies.iter().map(|body| change(&core, &path, body))).await;
     let changed = made.iter().filter(|(status, _)| *status == 200).count();
-    // The 200 may be among the lost answers.
+    // The 200 may be among the lost responses.
     let is_repeated = made.iter().any(|(_, is_repeated)| *is_repeated);
     assert!(changed == 1 || (changed == 0 && is_repeated), "{made:?}");
     assert_eq!(made.iter().filter(|(status, _)| *status == 409).count(), 10 - changed, "{made:?}");

@@ -38,7 +38,7 @@ impl CounterGuard {
         client.send(request.header("Content-Type", content_type).body(body)).await.expect("an answer")
     }
 
-    /// Sends raw bytes, closes the sending side, and returns the status of the answer, if any.
+    /// Sends raw bytes, closes the sending side, and returns the status of the response, if any.
     async fn raw(&self, bytes: impl AsRef<[u8]>) -> Option<u16> {
         let mut raw = Raw::connect(self.core.listen()).await;
         raw.send(bytes).await;
@@ -83,7 +83,7 @@ async fn malformed_bodies_are_rejected() {
         let long = format!("{good}{}", " ".repeat(padding));
         guard.claim(long).await.refused(413, "payload_too_large");
     }
-    // Core stops reading, so a client that keeps writing may see a reset connection instead of the answer.
+    // Core stops reading, so a client that keeps writing may see a reset connection instead of the response.
     let answer = guard.raw(claim_request(&" ".repeat(1_000_000))).await;
     assert!(answer.is_none_or(|status| status == 413), "{answer:?}");
     let path = "/internal/v1/claims";

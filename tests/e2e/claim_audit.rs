@@ -73,7 +73,7 @@ async fn each_transition_is_audited_once_with_its_caller(core: &Core) {
         (&ids[2], "confirm", API_TOKEN),
         (&ids[2], "return", OLGA),
     ] {
-        // Repeating a transition changes nothing.
+        // Retrying a transition changes nothing.
         for _ in 0..2 {
             transition(core, id, verb, token).await.expect(200);
         }
@@ -152,7 +152,7 @@ async fn a_return_has_its_reason_in_the_audit(core: &Core) {
     return_for("Bought twice", VERA).await.refused(403, "forbidden");
     let returned = return_for("Bought twice", OLGA).await.expect(200).json();
     assert_eq!(returned["claim"]["status"], "returned");
-    // A repeat changes nothing, so its reason is not recorded.
+    // A retry changes nothing, so its reason is not recorded.
     return_for("Another reason", OLGA).await.expect(200);
     transition(core, &ids[1], "return", OLGA).await.expect(200);
     let listed = until_items(core, "demo", 3).await;

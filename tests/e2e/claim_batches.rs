@@ -121,7 +121,7 @@ fn batch(campaign: &str, number: usize) -> Vec<Value> {
     (0..256).map(|at| claim_body(campaign, &format!("u{number}-{at}"), "k", 1)).collect()
 }
 
-/// Resends batches whose answers were lost when core was killed, and checks that each claim counts once. On a
+/// Resends batches whose responses were lost when core was killed, and checks that each claim counts once. On a
 /// slow machine core may answer all batches before the kill: then the next campaign follows.
 async fn resent_batches_count_once(mut core: Core, sql: &Sql) {
     for round in 0..5 {
@@ -137,7 +137,7 @@ async fn resent_batches_count_once(mut core: Core, sql: &Sql) {
     panic!("every batch was answered before each kill");
 }
 
-/// Kills core when it has answered one of the campaign's batches. Returns each batch's answer; `None` if it
+/// Kills core when it has answered one of the campaign's batches. Returns each batch's response; `None` if it
 /// was lost.
 async fn kill_during_batches(core: &mut Core, campaign: &str) -> Vec<Option<Reply>> {
     let client = client().once();
@@ -149,7 +149,7 @@ async fn kill_during_batches(core: &mut Core, campaign: &str) -> Vec<Option<Repl
             tokio::spawn(async move { (number, client.send(request).await.ok()) })
         })
         .collect();
-    // When the first answer arrives, the other batches are in flight.
+    // When the first response arrives, the other batches are in flight.
     let (first, _, others) = select_all(calls).await;
     core.kill();
     let mut first_answers: Vec<_> =

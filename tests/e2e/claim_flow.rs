@@ -10,7 +10,7 @@ use support::times::{from_now, ms, now_ms};
 use support::wait::holds;
 use support::{Core, CoreOptions, Reply, SOON, Servers, claim_body, eventually};
 
-/// Returns the claim in an answer, without the members that differ between a grant and its replays.
+/// Returns the claim in a response, without the members that differ between a grant and its replays.
 fn claim(reply: &Reply) -> Value {
     reply.json()["claim"].clone()
 }

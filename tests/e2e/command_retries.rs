@@ -1,4 +1,4 @@
-//! Retries of the command line while core's answers leave the outcome of a call unknown.
+//! Retries of the command line while core's responses leave the outcome of a call unknown.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};

@@ -106,7 +106,7 @@ async fn one_key_sent_concurrently_makes_one_claim() {
     let replies = join_all((0..300).map(|_| core.claim("demo", "alice", "k"))).await;
     let statuses: Vec<_> = replies.iter().map(|reply| reply.status).collect();
     let made = statuses.iter().filter(|status| **status == 201).count();
-    // The 201 may be among the lost answers.
+    // The 201 may be among the lost responses.
     let is_repeated = replies.iter().any(|reply| reply.repeats > 0);
     assert!(made == 1 || (made == 0 && is_repeated), "{statuses:?}");
     assert_eq!(statuses.iter().filter(|status| **status == 200).count(), 300 - made, "{statuses:?}");

@@ -38,7 +38,7 @@ async fn kill_during_claims(core: &Core, campaign: &str, victim: u32, rng: &mut 
     checker
 }
 
-/// Checks that all units are taken once each claim has an answer, then lets `checker` judge the whole run.
+/// Checks that all units are taken once each claim has a response, then lets `checker` judge the whole run.
 async fn assert_all_taken(core: &Core, checker: &Checker) {
     checker.resolve_unknown(core).await;
     assert_eq!(checker.acknowledged().len(), 1500);
@@ -99,7 +99,7 @@ async fn retries_get_the_same_response_after_both_crash() {
                 ClaimOutcome::Claimed { id: again, sequence: place, replayed, .. },
             ) => {
                 assert_eq!((id, sequence), (again, place), "{wish:?}");
-                // The checker records a claim that it resends as a first answer.
+                // The checker records a claim that it resends as a first response.
                 let is_resent = answered[wish] == ClaimOutcome::Unknown;
                 assert!(*replayed || is_resent, "{wish:?} was granted twice");
             }
@@ -147,7 +147,7 @@ async fn a_shutdown_completes_requests_in_flight() {
     assert!(raw.send(head).await);
     let mut stalled = support::raw::Raw::connect(core.listen()).await;
     assert!(stalled.send(head).await);
-    // Open one connection for each thread of core. The answer on the request's own thread shows that the
+    // Open one connection for each thread of core. The response on the request's own thread shows that the
     // request's head has been read.
     let mut others = Vec::new();
     for _ in 0..std::thread::available_parallelism().unwrap().get() {

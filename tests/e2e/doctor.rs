@@ -410,7 +410,7 @@ async fn postgres_settings_that_may_lose_commits_are_reported() {
     serve_says(&core, &["fsync is off", "synchronous_commit is off", "full_page_writes is off"]).await;
 }
 
-/// As after a move to an image with another libc or ICU.
+/// Simulates a move to an image with another libc or ICU.
 #[tokio::test]
 async fn a_collation_that_changed_below_the_database_is_reported() {
     only_on!(OWN, "it starts its own servers");

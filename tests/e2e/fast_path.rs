@@ -1,4 +1,4 @@
-//! The fast path, which bypasses the router, gives the same answers as the router, byte for byte.
+//! The fast path, which bypasses the router, gives the same responses as the router, byte for byte.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
@@ -27,7 +27,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 /// Prefixes of the campaigns used through the router and the fast path. The prefixes have equal length, so
-/// that the answers do too.
+/// that the responses do too.
 const PREFIXES: [&str; 2] = ["slow-", "fast-"];
 
 /// One engine behind two listeners: one with only the router, and one with threads that use the fast path.
@@ -71,7 +71,7 @@ impl BothPaths {
         Self { state, listen, _running: (stop, redis, directory) }
     }
 
-    /// Sends the same bytes on both paths, with the prefix replaced, and compares the answers.
+    /// Sends the same bytes on both paths, with the prefix replaced, and compares the responses.
     async fn compare(&self, what: &str, expected: u16, request: &str) {
         let mut answers = Vec::new();
         for (address, prefix) in self.listen.iter().zip(PREFIXES) {
@@ -103,7 +103,7 @@ fn campaigns() -> [(&'static str, Value); 6] {
     ]
 }
 
-/// Masks the parts of an answer that differ between calls: times and ids.
+/// Masks the parts of a response that differ between calls: times and ids.
 fn without_variable_parts(answer: &str) -> String {
     let mut text = answer.to_owned();
     for (start, end) in [

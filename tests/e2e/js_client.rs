@@ -22,7 +22,7 @@ const PASS_KEY: &str = "shop:AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyA";
 #[test]
 fn the_client_passes_its_tests_against_a_real_edge() {
     run(async {
-        // Each test expects exact answers, and a slow disk would cause additional 503s.
+        // Each test expects exact responses, and a slow disk would cause additional 503s.
         let core = CoreOptions::default().on_fast_disk().start().await;
         let world =
             World::before(core, Runtime::from_env(), "client", "test", &[("PASS_KEYS", PASS_KEY)]).await;

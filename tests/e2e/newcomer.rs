@@ -185,7 +185,7 @@ async fn one_of_many_concurrent_creations_wins() {
     let replies = futures_util::future::join_all((0..16).map(|_| create())).await;
     let statuses: Vec<_> = replies.iter().map(|reply| reply.status).collect();
     let created = statuses.iter().filter(|status| **status == 201).count();
-    // The 201 may be among the lost answers.
+    // The 201 may be among the lost responses.
     let is_repeated = replies.iter().any(|reply| reply.repeats > 0);
     assert!(created == 1 || (created == 0 && is_repeated), "{statuses:?}");
     assert_eq!(statuses.iter().filter(|status| **status == 200).count(), 16 - created, "{statuses:?}");

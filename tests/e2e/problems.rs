@@ -18,7 +18,7 @@ use support::times::{from_now, ms, now_ms};
 use support::wait::{holds, until_status};
 use support::{Core, CoreOptions, Reply, SOON, eventually, promised};
 
-/// The expected answer for each code: status, title, whether it has `Retry-After`, and its members besides
+/// The expected response for each code: status, title, whether it has `Retry-After`, and its members besides
 /// the common ones.
 const TABLE: &[(&str, u16, &str, bool, &[&str])] = &[
     ("not_started", 403, "Not started", true, &["starts_at", "version"]),
@@ -75,7 +75,7 @@ fn every_code_has_a_row() {
     assert_eq!(TABLE.len() + EDGE_ONLY.len(), Code::ALL.len(), "the table has an extra row");
 }
 
-/// Checks an answer against its row, member by member, and returns its body.
+/// Checks a response against its row, member by member, and returns its body.
 fn expect_problem(reply: &Reply, code: &str) -> Value {
     let body = reply.json();
     let (_, status, title, retry, extra) =

@@ -1,4 +1,4 @@
-//! Tests the crate `claimgate-client` against a real core: claims with lost answers are retried and count
+//! Tests the crate `claimgate-client` against a real core: claims with lost responses are retried and count
 //! once.
 
 use std::time::{Duration, Instant};
@@ -88,7 +88,7 @@ async fn a_lost_answer_is_retried_unmarked_for_the_same_claim() {
     assert!((3..=4).contains(&count), "sent {count} times: {sent}");
 }
 
-/// The proxy loses the first answer to each call; the call has taken effect.
+/// The proxy loses the first response to each call; the call has taken effect.
 #[tokio::test]
 async fn calls_that_are_safe_to_repeat_are_repeated_and_no_others() {
     let receiver = format!("http://{}", free_address());

@@ -22,7 +22,7 @@ use crate::dashboard::LiveStream;
 
 /// Number of connections that send a head without a body: more than core's limit of concurrent requests.
 const CROWD: usize = 4_200;
-/// Maximum latency of an answer that does not wait for anything.
+/// Maximum latency of a response that does not wait for anything.
 const IMMEDIATE_MAX: Duration = Duration::from_secs(2);
 /// Time for which core reads the rest of a rejected body.
 const LINGER: Duration = Duration::from_secs(1);
@@ -86,7 +86,7 @@ async fn an_unauthenticated_caller_is_rejected_before_its_body() {
     assert_eq!(status(&raw.read_some().await), Some(403));
 }
 
-/// A caller that sends its whole body before it reads must also get the answer.
+/// A caller that sends its whole body before it reads must also get the response.
 #[tokio::test]
 async fn a_large_rejected_body_does_not_break_the_connection() {
     let core = Core::start().await;
@@ -222,7 +222,7 @@ async fn edges_without_a_body_hash_use_separate_permits() {
     .await;
 }
 
-/// Claims on new connections until the answer is not `unavailable`, which a slow core may give to any claim.
+/// Claims on new connections until the response is not `unavailable`, which a slow core may give to any claim.
 async fn claim_on_new_connection(core: &Core, user: &str) -> Option<u16> {
     eventually(SOON, || async {
         let mut raw = Raw::connect(core.listen()).await;
@@ -243,7 +243,7 @@ async fn hold_connections_open(address: SocketAddr, head: String, number: usize)
     loop {
         let mut raw = Raw::connect(address).await;
         match number % 3 {
-            // Silent from the start, silent after one answer, or half a head.
+            // Silent from the start, silent after one response, or half a head.
             0 => {}
             1 => {
                 raw.send("GET /livez HTTP/1.1\r\nHost: core\r\n\r\n").await;
@@ -372,7 +372,7 @@ async fn stalled_watchers_lose_their_slots() {
 async fn stalled_scrapers_stop_neither_claims_nor_a_shutdown() {
     let mut core = Core::start().await;
     core.create("demo", json!({})).await;
-    // The answers are larger than all buffers between core and a scraper.
+    // The responses are larger than all buffers between core and a scraper.
     let requests = "GET /metrics HTTP/1.1\r\nHost: core\r\n\r\n".repeat(1000);
     let mut stalled = Vec::new();
     for _ in 0..8 {

@@ -1,4 +1,4 @@
-//! The sold-out cache: late claims cost Redis nothing, and no caller gets a different answer because of the
+//! The sold-out cache: late claims cost Redis nothing, and no caller gets a different response because of the
 //! cache.
 
 use std::pin::Pin;
@@ -119,7 +119,7 @@ async fn units_returned_at_another_core_can_be_claimed() {
     }
     pair.until_cached("demo", "first").await;
 
-    // The core that granted nothing gives winners the same answers.
+    // The core that granted nothing gives winners the same responses.
     let again = pair.refusing.claim("demo", "winner-3", "k").await.expect(200);
     assert_eq!(again.json()["claim"]["id"].as_str(), Some(winners[3].as_str()));
     pair.refusing.claim("demo", "winner-3", "another").await.refused(409, "user_daily_limit_reached");

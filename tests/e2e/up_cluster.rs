@@ -22,7 +22,7 @@ async fn make_up_survives_a_dead_primary_and_leaves_nothing_behind() {
 
     let primary = up.words_after("kill -9 ").remove(0).parse().unwrap();
     signal_pid(primary, Signal::KILL);
-    // The status is 200 if the answer to an earlier try was lost.
+    // The status is 200 if the response to an earlier try was lost.
     up.until_claim("bob", &[200, 201]).await;
     eventually(SOON, || async { holds(up.printed().contains("it restarts in"), || up.printed()) }).await;
     for port in &ports {

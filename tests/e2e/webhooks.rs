@@ -31,7 +31,7 @@ use tokio::time::{Instant, sleep};
 use crate::command_line::run_against;
 use crate::on_postgres::on_postgres;
 
-/// Returns the answer of a receiver, given the event's body and the number of the try, from 1.
+/// Returns the response of a receiver, given the event's body and the number of the try, from 1.
 type Behavior = Arc<Mutex<Box<dyn FnMut(&Value, usize) -> Response + Send>>>;
 
 /// An event as received.
@@ -64,7 +64,7 @@ pub struct Receiver {
     url: String,
     received: Arc<Mutex<Vec<ReceivedEvent>>>,
     behavior: Behavior,
-    /// Releases an answer held back by status 100, as 200.
+    /// Releases a response held back by status 100, as 200.
     release: Arc<Notify>,
 }
 
@@ -124,7 +124,7 @@ async fn take(State(receiver): State<Receiver>, headers: HeaderMap, body: Bytes)
     };
     let response = receiver.behavior.lock().unwrap()(&event.json(), times);
     if response.status() == StatusCode::CONTINUE {
-        // No answer until the test releases it.
+        // No response until the test releases it.
         receiver.release.notified().await;
         return status(200);
     }

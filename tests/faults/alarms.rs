@@ -262,7 +262,7 @@ async fn decides_slowly(core: &Core, server: u32) {
             signal_pid(server, Signal::CONT);
         };
         let (slow, ()) = tokio::join!(core.claim("demo", "slow", "k"), resumes);
-        // On a busy machine the answer may be too late.
+        // On a busy machine the response may be too late.
         holds(slow.status < 300, || slow.text())
     })
     .await;

@@ -1,4 +1,4 @@
-//! Confirmations and returns are audited once each, regardless of failures between the answer and SQL.
+//! Confirmations and returns are audited once each, regardless of failures between the response and SQL.
 
 use serde_json::json;
 use support::core_client::campaign;

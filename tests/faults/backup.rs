@@ -87,7 +87,7 @@ impl Shell {
     }
 }
 
-/// The callers' answers before the total loss.
+/// The callers' responses before the total loss.
 struct CallerRecords {
     checker: Checker,
     /// Outcomes of the claims that SQL had when the backup began.

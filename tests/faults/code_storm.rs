@@ -199,7 +199,7 @@ impl Storm<'_> {
         self.over.load(Ordering::Relaxed)
     }
 
-    /// Makes one call at one of the cores; `None` without an answer, which the contract permits here.
+    /// Makes one call at one of the cores; `None` without a response, which the contract permits here.
     async fn call(&self, method: Method, path: &str, body: Option<Value>) -> Option<Reply> {
         let request = self.client.request(method, &self.addresses.url(path)).bearer_auth(API_TOKEN);
         let request = if let Some(body) = body { request.json(&body) } else { request };

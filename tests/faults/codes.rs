@@ -37,7 +37,7 @@ pub async fn counts(core: &Core) -> Value {
     core.admin_get("/admin/v1/campaigns/demo/codes").await.expect(200).json()
 }
 
-/// Checks the numbers in an upload's answer. A repeated upload finds the codes that its first call added.
+/// Checks the numbers in an upload's response. A repeated upload finds the codes that its first call added.
 fn check_added(upload: Reply, added: u32, already: u32) {
     let upload = upload.expect(200);
     let answer = upload.json();
@@ -320,7 +320,7 @@ async fn no_code_is_assigned_twice_if_sql_loses_an_upload() {
         let shown = Shown::from([(waits.clone(), codes_of(core, &waits, 1).await)]);
         row.fault();
         fixture.sql.restore_tables().await;
-        // Another file meets the database that has lost the first one; then the first one is sent again.
+        // Upload another file to the database that lost the first upload, then repeat the first upload.
         until_status(SOON, &[200], async || add(core, &file(20..23)).await).await;
         until_status(SOON, &[200], async || add(core, &file(10..14)).await).await;
         until_status(SOON, &[200], async || core.patch("demo", json!({"limits": {"total": 6}})).await).await;
@@ -334,7 +334,7 @@ async fn no_code_is_assigned_twice_if_sql_loses_an_upload() {
     row.passed(survived, "the winner kept the code that was shown, and no other claim got it");
 }
 
-/// Uploads `codes` while SQL loses the first part of them; returns the upload's answer.
+/// Uploads `codes` while SQL loses the first part of them; returns the upload's response.
 async fn upload_that_sql_forgets(row: &Row, fixture: &Fixture, codes: &str) -> Reply {
     let core = &fixture.core;
     create(core, 1).await;

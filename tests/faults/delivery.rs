@@ -28,7 +28,7 @@ const TAKEOVER_MAX: Duration = Duration::from_secs(50);
 /// Number of deliveries for each user's grant.
 type Deliveries = Arc<Mutex<BTreeMap<String, usize>>>;
 
-/// Starts a receiver that takes `answer_ms` for each answer.
+/// Starts a receiver that takes `answer_ms` for each response.
 async fn receiver(answer_ms: u64) -> (String, Deliveries) {
     let deliveries = Deliveries::default();
     let seen = Arc::clone(&deliveries);

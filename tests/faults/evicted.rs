@@ -20,7 +20,7 @@ fn options() -> CoreOptions {
     CoreOptions::default().with("CLAIMGATE_ARCHIVE_AFTER_S", "1")
 }
 
-/// Retries until there is an answer, like a caller with an unknown outcome.
+/// Retries until there is a response, like a caller with an unknown outcome.
 async fn transition(core: &Core, user: &str, verb: &str) -> Reply {
     let id = claim_id("demo", user, "k");
     eventually(SOON, || async {

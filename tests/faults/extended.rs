@@ -81,7 +81,7 @@ async fn survives(row: Row, mut fixture: Fixture) {
     fixture.core = fixture.core.restart().await;
     is_extended(&fixture, "ann").await;
 
-    // Redis is killed after the answer.
+    // Redis is killed after the response.
     extend(&fixture, "bob").await;
     row.kill();
     if let Some(server) = &mut fixture.server {

@@ -23,7 +23,7 @@ const CAMPAIGNS: usize = 8;
 const CALLERS: usize = 16;
 /// Number of claims of each caller; every second one is returned.
 const CLAIMS: usize = 40;
-/// Pause of a reader after a call without an answer.
+/// Pause of a reader after a call without a response.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// PostgreSQL's lock timeout for core's transactions, in seconds.
 const LOCK_TIMEOUT_S: u32 = 10;

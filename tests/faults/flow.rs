@@ -63,7 +63,7 @@ async fn flow(row: Row, mut fixture: Fixture, clock: &Clock) {
 }
 
 /// Repeats a claim until it is decided. Returns the decision and the number of calls: a later call may find
-/// the claim that an earlier call made without an answer in time.
+/// the claim that an earlier call made without a response in time.
 async fn decided_in(
     core: &Core,
     checker: &Checker,

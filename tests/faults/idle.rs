@@ -46,7 +46,7 @@ pub async fn database() -> (TempDir, String) {
 }
 
 /// Waits until `count` campaigns of [`Campaigns`] are in Redis. Core's load counter cannot be used, because
-/// it misses a load whose last answer was lost.
+/// it misses a load whose last reply was lost.
 pub async fn loaded(core: &Core, count: u64) {
     eventually(SOON + Duration::from_millis(100) * u32::try_from(count).unwrap(), || async {
         sleep(Duration::from_millis(200)).await;

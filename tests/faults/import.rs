@@ -38,7 +38,7 @@ fn counted(imported: usize, already: usize) -> Value {
     json!({"imported": imported, "already": already})
 }
 
-/// Checks the numbers in an import's answer. A repeated import finds the claims that its first call imported.
+/// Checks the numbers in an import's response. A repeated import finds the claims that its first call imported.
 fn check_counted(reply: Reply, imported: usize, already: usize) {
     let reply = reply.expect(200);
     let answer = reply.json();

@@ -74,7 +74,7 @@ async fn no_claim_is_lost_if_core_dies_repeatedly() {
     let mut fixture = Fixture::external().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     for round in 0..5 {
-        // Core is killed right after its answers, when SQL may lack most of these claims.
+        // Core is killed right after its responses, when SQL may lack most of these claims.
         let claims = (round * 50..round * 50 + 50).map(|user| {
             let (checker, core) = (&checker, &fixture.core);
             async move { checker.claim(core, &format!("u{user}"), "k").await }

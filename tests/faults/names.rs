@@ -234,7 +234,7 @@ async fn core_uses_the_primary_among_the_addresses_of_redis() {
     row.passed(101, "connected only to the primary");
 }
 
-/// Both addresses of `localhost` lead to one machine. Usually, Redis listens at only one of them.
+/// `localhost` resolves to two addresses of one machine. Redis usually listens on only one of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_doctor_reports_a_replica_at_localhost() {
     only_on!(OWN, "it starts its own servers");

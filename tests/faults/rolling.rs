@@ -34,7 +34,7 @@ pub const CLAIMS_PER_RESTART: usize = 150;
 pub const POLL: Duration = Duration::from_millis(50);
 const DRAIN_S: &str = "2";
 
-/// Claims that continue until stopped, and the answers without a decision.
+/// Claims that continue until stopped, and the responses without a decision.
 struct Load {
     /// Measures the delay of the component in front of the cores.
     machine: MachineProbe,
@@ -213,7 +213,7 @@ impl Balancer {
     }
 
     /// Polls the cores. As balancers do, it reacts to the second failure, not the first: on a busy machine
-    /// one answer may be late.
+    /// one response may be late.
     async fn poll(&self, client: &Client) {
         let mut was_ready = [true, true];
         loop {

@@ -296,7 +296,7 @@ async fn claims_in_flight_to_a_replaced_primary_are_retried() {
 /// Campaigns for one claim at a time: a second claim on the same campaign would wait in core for the first.
 const WAITING: [&str; 10] = ["w0", "w1", "w2", "w3", "w4", "w5", "w6", "w7", "w8", "w9"];
 
-/// Sends claims every 50 ms until the primary is no longer `primary`; returns the answers.
+/// Sends claims every 50 ms until the primary is no longer `primary`; returns the responses.
 async fn claims_until_promoted(fixture: &SentinelFixture, primary: usize, round: usize) -> Vec<Reply> {
     let mut claims = JoinSet::new();
     let send = async {

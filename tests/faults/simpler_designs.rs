@@ -186,8 +186,7 @@ async fn lost_claims_leave_a_reported_sequence_gap() {
     })
     .await;
     checker.win(&fixture.core, 11..20).await;
-    // The whole outbox is lost, including entries in flight, because core uses a different Redis server from
-    // now on.
+    // Simulates a switch to an empty Redis server: the whole outbox is lost, including entries in flight.
     row.fault();
     redis.query_all::<()>(&["FLUSHALL"]).await;
     redis.query_all::<()>(&["CLIENT", "KILL", "TYPE", "normal"]).await;

@@ -265,7 +265,7 @@ const ALL: u32 = 20;
 const TERMINATE_CORES: &str = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
     WHERE usename = 'app' AND query <> ''";
 
-/// As after a wrong change of rights. The heartbeat still writes its own table.
+/// Simulates a wrong change of rights. The heartbeat still writes its own table.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn claims_continue_while_core_may_not_insert_them() {
     let row = Row::begin("SQL refuses: core's role may not insert claims");

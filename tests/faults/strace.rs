@@ -1,4 +1,4 @@
-//! Properties that only Redis' system calls show: fsync precedes the answer, a failed fsync is never acknowledged, and
+//! Properties that only Redis' system calls show: fsync precedes the reply, a failed fsync is never acknowledged, and
 //! a retry after a slow fsync gets one claim.
 
 use std::path::Path;

@@ -30,7 +30,7 @@ struct PatientLoad {
     decided: AtomicUsize,
     /// The time of the last decision, and the longest time between two decisions.
     pause: Mutex<(Instant, Duration)>,
-    /// The last answer without a decision.
+    /// The last response without a decision.
     undecided: Mutex<String>,
 }
 
@@ -67,7 +67,7 @@ impl PatientLoad {
         say(&format!("  {decided} decisions; the longest time without one was {pause:?}"));
     }
 
-    /// Sends claims until the load is over. Each key is sent until it is decided, then once more: the answer
+    /// Sends claims until the load is over. Each key is sent until it is decided, then once more: the response
     /// must be a replay.
     async fn claim(
         &self,

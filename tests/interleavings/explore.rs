@@ -179,7 +179,7 @@ fn every_interleaving_of_every_pair_keeps_all_guarantees() {
     assert!(tally.failed.is_empty(), "{} schedules broke a guarantee", tally.failed.len());
 }
 
-/// Shares A's positions out among the pairs with the same beginning, so that together they cover each
+/// Shares A's positions out among the pairs with the same prefix, so that together they cover each
 /// position.
 fn shared_out(pairs: &[Pair]) -> VecDeque<Work> {
     let mut beginnings: BTreeMap<Beginning, usize> = BTreeMap::new();

@@ -316,7 +316,7 @@ impl Run {
 
     /// Restores the copy of Redis. Later events in SQL reveal that.
     async fn stale(&mut self) -> Result<(), String> {
-        // A copy that lacks no grant cannot be detected, so nothing is guaranteed then.
+        // A copy that lacks no grant cannot be detected, so nothing is guaranteed.
         let Some(_) = self.copied_at.take_if(|at| *at < last_sequence(&self.model)) else { return Ok(()) };
         self.relay().await?;
         self.tally.loads += 1;

@@ -1,4 +1,4 @@
-//! Claims over HTTP: a bare route, claimgate in batches of one, the simplest server, claimgate.
+//! Claims over HTTP: claimgate, compared with a bare route, a server with batches of one, and the simplest server.
 
 use std::time::Duration;
 
@@ -193,7 +193,7 @@ fn add_processor_time(session: &mut Session, set: &Set, measured: &Round) {
     session.add(set.naive_redis_cpu, naive.redis);
 }
 
-/// Marks the run as void if (e) is too slow to compare with. Called after every round, since any round may be
+/// Marks the run as invalid if (e) is too slow to compare with. Called after every round, since any round may be
 /// the last.
 fn check_naive(session: &mut Session) {
     let share = session.figures.value(EVERY_SECOND.naive_to_bare);

@@ -264,7 +264,7 @@ impl CampaignCommand {
 }
 
 impl IdArgs {
-    /// Runs a command that makes one call, and shows the campaign in the answer.
+    /// Runs a command that makes one call, and shows the campaign in the response.
     async fn run(
         &self,
         call: impl AsyncFnOnce(&Core, &CampaignId) -> Result<Answer<AdminView>, Error>,

@@ -49,7 +49,7 @@ pub enum CallError {
     Refused(String, Box<Problem>),
 }
 
-/// Returns a likely cause if there was no answer.
+/// Returns a likely cause if there was no response.
 fn hint(error: &Error) -> &'static str {
     match error {
         Error::NoAnswer { .. } => "; is `claimgate serve` running there?",
@@ -118,7 +118,7 @@ impl Core {
         Self { campaign: id.into().cloned(), ..self }
     }
 
-    /// Waits for the answer of a call to this core. With --json a problem is also printed as core sent it.
+    /// Waits for the response of a call to this core. With --json a problem is also printed as core sent it.
     pub async fn call<T>(
         &self,
         call: impl Future<Output = Result<Answer<T>, Error>>,

@@ -33,7 +33,7 @@ pub struct ClaimArgs {
 }
 
 impl ClaimArgs {
-    /// Makes the claim, and prints the answer with the idempotency key.
+    /// Makes the claim, and prints the response with the idempotency key.
     pub async fn run(self) -> Result<(), CallError> {
         let core = Core::new(&self.call)?.about(&self.campaign);
         let (campaign_id, user_id) = (self.campaign, self.user);

@@ -33,7 +33,7 @@ impl CsvFile {
     }
 }
 
-/// Waits for `answer`; a terminal shows `doing`, the size and the elapsed time meanwhile.
+/// Waits for `answer`. During the wait a terminal shows `doing`, the size and the elapsed time.
 pub async fn with_progress<T>(
     doing: &str,
     megabytes: f64,

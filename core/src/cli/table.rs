@@ -379,7 +379,7 @@ mod tests {
 
     use super::*;
 
-    /// Uses the type of core's answer: a member renamed there but not here would be printed as `null`.
+    /// Uses the type of core's response: a member renamed there but not here would be printed as `null`.
     #[test]
     fn a_reconciliation_is_printed_with_all_its_numbers() {
         let reply = Reconciliation {

@@ -124,7 +124,7 @@ fn zoned(at: Timestamp, zone: &TimeZone) -> Zoned {
     at.to_zoned(zone.rules().clone())
 }
 
-/// Returns the time zone of a campaign from core's answer; UTC if this version does not support the zone.
+/// Returns the time zone of a campaign from core's response; UTC if this version does not support the zone.
 pub fn zone_of(campaign: &Value) -> TimeZone {
     campaign["time_zone"].as_str().and_then(|name| name.parse().ok()).unwrap_or_default()
 }

@@ -61,7 +61,7 @@ enum WebhooksCommand {
 }
 
 impl WebhooksArgs {
-    /// Calls the admin API for webhooks, and prints the answer.
+    /// Calls the admin API for webhooks, and prints the response.
     pub async fn run(self) -> Result<(), CallError> {
         let campaign = match &self.command {
             WebhooksCommand::Add { campaign, .. } => campaign.as_ref(),

@@ -60,7 +60,7 @@ impl CampaignChanges {
     ///
     /// # Errors
     /// [`EngineError::CampaignExists`], [`EngineError::OtherDatabase`], [`EngineError::Invalid`], or a
-    /// store's error; the campaign may have been created then.
+    /// store's error. After a store's error, the campaign may already have been created.
     pub async fn create(&self, new: NewCampaign, who: &str, now: Timestamp) -> Result<Created, EngineError> {
         if self.belongs_to_another_database(new.id()).await? {
             return Err(EngineError::OtherDatabase);
@@ -100,7 +100,7 @@ impl CampaignChanges {
     ///
     /// # Errors
     /// [`EngineError::VersionConflict`], [`EngineError::Invalid`], [`EngineError::ImportUnfinished`], or a
-    /// store's error; the change may have been made then.
+    /// store's error. After a store's error, the change may already have been made.
     pub async fn update(
         &self,
         id: &CampaignId,
@@ -151,7 +151,8 @@ impl CampaignChanges {
     /// Archives an ended campaign, or lists it again. Succeeds if nothing changes.
     ///
     /// # Errors
-    /// [`EngineError::CampaignNotEndedYet`], or a store's error; the change may have been made then.
+    /// [`EngineError::CampaignNotEndedYet`], or a store's error. After a store's error, the change may already
+    /// have been made.
     pub async fn set_archived(
         &self,
         id: &CampaignId,
@@ -167,8 +168,8 @@ impl CampaignChanges {
     /// decision on.
     ///
     /// # Errors
-    /// [`EngineError::Invalid`], or a store's error; the units may have been added then. Retry with the same
-    /// key.
+    /// [`EngineError::Invalid`], or a store's error. After a store's error, the units may already have been
+    /// added: retry with the same key.
     pub async fn add(
         &self,
         id: &CampaignId,
@@ -198,7 +199,7 @@ impl CampaignChanges {
     ///
     /// # Errors
     /// [`EngineError::Invalid`] if the campaign has no codes, [`EngineError::ImportUnfinished`], or a store's
-    /// error; some codes may have been added then. Adding the same file again continues.
+    /// error. After a store's error, some codes may already have been added. Adding the same file again continues.
     pub async fn add_codes(
         &self,
         id: &CampaignId,
@@ -349,8 +350,8 @@ impl CampaignChanges {
     ///
     /// # Errors
     /// [`EngineError::CampaignOpen`], [`EngineError::CampaignEnded`]; [`EngineError::Invalid`] for a line
-    /// that is malformed, has a known key or a user id that is not of the pinned scheme, or exceeds a limit;
-    /// nothing was changed then. [`EngineError::ImportUnfinished`] while the import of a different file is
+    /// that is malformed, has a known key or a user id that is not of the pinned scheme, or exceeds a limit:
+    /// the import changed nothing. [`EngineError::ImportUnfinished`] while the import of a different file is
     /// unfinished. After a store's error, some claims may have been written; importing the same file again
     /// continues the import.
     pub async fn import(

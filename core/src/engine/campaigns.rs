@@ -20,7 +20,7 @@ use crate::store::redis::scripts::replies::Counters;
 use crate::store::sql::{AuditFilter, SqlError};
 
 /// The time limit of reading an archive mark from SQL. Before, a change or a slow Redis may have used most of the
-/// answer's time, and without an answer the caller does not learn whether the change was made.
+/// request's time limit, and without a response the caller does not learn whether the change was made.
 const ARCHIVE_MARK_MAX: Duration = Duration::from_millis(300);
 
 /// A campaign with its live counters.

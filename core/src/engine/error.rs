@@ -54,7 +54,7 @@ pub enum NoDecision {
     NotReady(NotReadyReason),
     /// Redis is out of memory; nothing was decided.
     OutOfMemory,
-    /// No answer arrived in time: the call may have taken effect.
+    /// Timed out: the call may have taken effect.
     Unavailable,
     /// A store answered with an error, or with something else than this version expects.
     Unusable,

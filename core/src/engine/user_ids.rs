@@ -3,7 +3,7 @@
 //!
 //! The first claim by an edge pins its scheme in SQL. Every core caches the pinned scheme and polls it
 //! once a second. An admin can change it only while all campaigns have ended, and a campaign that had
-//! ended then cannot be opened again. So a cached scheme can be outdated only for campaigns created
+//! ended then cannot be reopened. So a cached scheme can be outdated only for campaigns created
 //! after it was read. A core that learns of a campaign therefore reads the scheme again, after it has
 //! read the campaign.
 //!

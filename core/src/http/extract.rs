@@ -33,7 +33,7 @@ use crate::engine::Engine;
 
 /// Marks the response to a repeated key.
 pub const REPLAYED: HeaderName = HeaderName::from_static(http::REPLAYED_HEADER);
-/// Initial capacity of a response body: enough for a claim's answer.
+/// Initial capacity of a response body: enough for a claim's response.
 const ANSWER_BYTES: usize = 512;
 /// Time limit for receiving the body of an authenticated caller.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -194,7 +194,7 @@ impl ClaimCall {
 pub struct BatchCall {
     /// The caller who sent it.
     pub caller: Caller,
-    /// The request's id, which every problem in the answer contains.
+    /// The request's id, which every problem in the response contains.
     pub request_id: String,
     /// The claims, in the order of the request; a problem for each malformed one.
     pub claims: Vec<Result<ClaimRequest, Problem>>,

@@ -13,9 +13,9 @@ use tokio::time::timeout;
 const BYTES_MAX: usize = claimgate_shared::http::BATCH_BYTES_MAX;
 const LINGER: Duration = Duration::from_secs(1);
 
-/// A request's body. When it is dropped, the unread rest is read and discarded while the answer is already
+/// A request's body. When it is dropped, the unread rest is read and discarded while the response is already
 /// being sent. If core closed the connection on bytes in flight, the kernel would reset it, and a client that
-/// is still sending would not see the answer.
+/// is still sending would not see the response.
 #[derive(Debug)]
 pub struct Lingering(Option<Incoming>);
 

@@ -53,7 +53,7 @@ pub(super) enum Verdict {
     Refused(String),
     /// The service does not answer, or reports that it is down.
     Unanswered(String),
-    /// The answer is not documented.
+    /// The response is not documented.
     Unusable(String),
 }
 

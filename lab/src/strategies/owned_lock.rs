@@ -157,7 +157,7 @@ async fn findings(addresses: Addresses) -> Result<Vec<String>> {
     OwnedLock::init(slow, 10).await?;
     let late = slow_lock.acquire(Backoff::for_lock(), deadline).await?;
     let left = read(slow, &late).await?;
-    // Simulates that the lease ended while the holder slept.
+    // Simulates a lease that ended while the holder slept.
     slow.delete_lock().await?;
     let next = quick_lock.acquire(Backoff::for_lock(), deadline).await?;
     let left_then = read(quick, &next).await?;

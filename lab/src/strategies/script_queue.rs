@@ -118,7 +118,7 @@ async fn findings(addresses: Addresses) -> Result<Vec<String>> {
     }
     app.redis.query::<()>(cmd("COPY").arg(&queue).arg(&copy)).await?;
     relay(&stock).await?;
-    // Simulates that the batch was committed but not removed.
+    // Simulates a batch that was committed but not removed.
     app.redis.query::<()>(cmd("COPY").arg(&copy).arg(&queue).arg("REPLACE")).await?;
     ScriptQueue::finish(&stock).await?;
     let text = "SELECT COUNT(*), COUNT(DISTINCT user_id) FROM taker WHERE id = $1";

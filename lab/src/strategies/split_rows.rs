@@ -42,7 +42,7 @@ impl StockManager for SplitRows {
         if take_from(stock, first, attempt).await? {
             return Ok(ReduceResult::Taken);
         }
-        // One statement sees a snapshot of all rows: if their sum is too small, "sold out" was correct then.
+        // One statement sees a snapshot of all rows: if their sum is too small, "sold out" is correct for it.
         if total(stock, attempt.deadline).await? < i64::from(attempt.quantity) {
             return Ok(ReduceResult::SoldOut);
         }

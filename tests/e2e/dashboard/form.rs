@@ -214,7 +214,7 @@ fn a_copy_has_the_rules_but_no_id_past_times_or_codes() {
     });
 }
 
-/// Script that drops the answers to changes while `lost` is set.
+/// Script that drops the responses to changes while `lost` is set.
 pub const LOSE_ANSWERS: &str = "(() => {
     const real = fetch;
     window.fetch = async (url, options) => {

@@ -70,9 +70,9 @@ impl LiveStream {
         Self { response, unread: String::new() }
     }
 
-    /// Returns the answer with its body unread.
+    /// Returns the response with its body unread.
     pub async fn request(core: &Core, token: &str) -> Response {
-        // The answer never ends, so the client's usual timeout must not apply.
+        // The response never ends, so the client's usual timeout must not apply.
         let request = core.client().request(Method::GET, &core.admin_url("/admin/v1/live"));
         request.bearer_auth(token).timeout(Duration::from_secs(3600)).send().await.unwrap()
     }

@@ -105,7 +105,7 @@ fn the_dashboard_keeps_up_with_a_storm() {
         if checker.call_count() == 1300 {
             page.until(&format!("{reason}.slice(0, 11)"), "sold out300").await;
         } else {
-            // A denial whose answer was lost is counted again.
+            // A denial whose response was lost is counted again.
             let count = format!("parseInt({reason}.slice(8))");
             let most = 300 + (checker.call_count() - 1300);
             let is_counted = format!("{count} >= 300 && {count} <= {most}");
@@ -248,7 +248,7 @@ fn each_role_can_make_its_changes_after_confirmation() {
 }
 
 /// Script that records the bodies of all changes sent. While `held` is set it delays them until `go()`; while
-/// `lost` is set it drops their answers.
+/// `lost` is set it drops their responses.
 const RECORD_CALLS: &str = "const real = fetch; window.sent = [];
     window.fetch = async (url, options) => {
         if (options?.method !== 'POST') return real(url, options);
@@ -332,7 +332,7 @@ fn an_addition_with_unknown_outcome_is_resent_with_its_key() {
     });
 }
 
-/// The browser reports that a dialog was closed after it was opened again.
+/// The browser reports that a dialog was closed after it was reopened.
 #[test]
 fn a_dialog_reopened_before_its_close_event_works() {
     in_browser("a_dialog_reopened_before_its_close_event_works", async {

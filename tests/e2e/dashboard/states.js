@@ -1,4 +1,4 @@
-// Fakes the answers of core for the `state` in the page's URL, so that each state of the dashboard can be
+// Fakes the responses of core for the `state` in the page's URL, so that each state of the dashboard can be
 // shown. The charts get an hour immediately, as if core had run for that long and the page had been open for the last
 // five minutes.
 

@@ -1,5 +1,5 @@
 //! Core is killed, stalled, slow or restarted behind the edge: browsers soon get a 503 with `Retry-After`,
-//! and no wrong answer.
+//! and no wrong response.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -19,7 +19,7 @@ use tokio::sync::{MutexGuard, OnceCell};
 
 use super::{run, run_alone};
 
-/// Maximum time of any answer to a browser.
+/// Maximum time of any response to a browser.
 const ANSWER_MAX: Duration = Duration::from_millis(2_500);
 /// Far less than the timeout of a call to core.
 const IMMEDIATE_MAX: Duration = Duration::from_secs(1);
@@ -51,7 +51,7 @@ struct Crowd<'a> {
     pulse: MachineProbe,
 }
 
-/// An answer to a browser, with its timing.
+/// A response to a browser, with its timing.
 #[derive(Debug)]
 struct Answer {
     reply: Reply,
@@ -68,7 +68,7 @@ impl<'a> Crowd<'a> {
         Self { world, campaign, is_over, users, answers, pulse }
     }
 
-    /// Makes claims until `fault` is over and a later claim was granted. Returns all answers and the time of
+    /// Makes claims until `fault` is over and a later claim was granted. Returns all responses and the time of
     /// the recovery.
     async fn claim_through<T>(&self, fault: impl Future<Output = T>) -> (Vec<Answer>, Duration, T) {
         let browsers = join_all((0..BROWSERS).map(|_| self.browse()));
@@ -107,7 +107,7 @@ impl<'a> Crowd<'a> {
     }
 }
 
-/// Checks that each answer is a grant or a 503 with `Retry-After`, and arrives in time. Returns how many of
+/// Checks that each response is a grant or a 503 with `Retry-After`, and arrives in time. Returns how many of
 /// each there were.
 fn check_answers(fault: &str, (answers, back_after): (&[Answer], Duration)) -> (usize, usize) {
     let (mut granted, mut unknown) = (0, 0);

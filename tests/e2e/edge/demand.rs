@@ -40,7 +40,7 @@ async fn settled(stream: &mut LiveStream) -> [u64; 2] {
     last
 }
 
-/// Sends `count` first tries on a campaign; returns the answers by code, empty for a claim that was made.
+/// Sends `count` first tries on a campaign; returns the responses by code, empty for a claim that was made.
 async fn storm(world: &World, campaign: &str, count: usize) -> BTreeMap<String, u64> {
     let mut answers = BTreeMap::new();
     let mut replies = stream::iter(0..count)

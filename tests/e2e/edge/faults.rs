@@ -1,4 +1,4 @@
-//! The edge in front of lost answers and a dead core.
+//! The edge in front of lost responses and a dead core.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};

@@ -34,17 +34,17 @@ async fn future() -> MutexGuard<'static, FutureWorld> {
 }
 
 impl FutureWorld {
-    /// Sets the answer to claims on `campaign`.
+    /// Sets the response to claims on `campaign`.
     fn claims(&self, campaign: &str, canned: Canned) {
         self.core.answers(&format!("\"campaign_id\":\"{campaign}\""), canned);
     }
 
-    /// Sets the answer to views of `campaign`.
+    /// Sets the response to views of `campaign`.
     fn views(&self, campaign: &str, canned: Canned) {
         self.core.answers(&format!("GET /internal/v1/campaigns/{campaign} "), canned);
     }
 
-    /// Sets the answer to lookups of `claim_id`.
+    /// Sets the response to lookups of `claim_id`.
     fn look_ups(&self, claim_id: &str, canned: Canned) {
         self.core.answers(&format!("GET /internal/v1/claims/{claim_id} "), canned);
     }
@@ -81,7 +81,7 @@ fn view(id: &str, more: &Value) -> Value {
     view
 }
 
-/// Checks that the reply has the body of core's answer, and only the headers meant for browsers.
+/// Checks that the response has the body of core's response, and only the headers meant for browsers.
 fn assert_passed_on(reply: &Reply, canned: &Canned) {
     assert_eq!(reply.text(), canned.body);
     assert_eq!(reply.header("content-type"), "application/problem+json");
@@ -239,7 +239,7 @@ const MESSAGE: &str = "document.getElementById('message').textContent";
 const STATE: &str = "document.getElementById('state').textContent";
 const DISABLED: &str = "document.getElementById('claim').disabled";
 
-/// Opens the page of a campaign and clicks the button; the answer to the claim is `canned`.
+/// Opens the page of a campaign and clicks the button; the response to the claim is `canned`.
 async fn claim_on_the_page(future: &FutureWorld, campaign: &str, more: &Value, canned: Canned) -> Browser {
     future.views(campaign, Canned::json(200, &view(campaign, more)));
     future.claims(campaign, canned);

@@ -1,4 +1,4 @@
-//! Headers of every answer of the edge, and CORS.
+//! Headers of every response of the edge, and CORS.
 
 use std::collections::BTreeSet;
 

@@ -405,7 +405,7 @@ fn rejected_requests_never_reach_redis() {
 }
 
 /// workerd prefers `Transfer-Encoding`, as RFC 9112 (6.3) requires, and the Worker reads no body of unknown
-/// length. There must be exactly one answer: no second request may be hidden in the bytes after
+/// length. There must be exactly one response: no second request may be hidden in the bytes after
 /// `Content-Length`.
 #[test]
 fn ambiguous_lengths_do_not_smuggle_a_second_request() {

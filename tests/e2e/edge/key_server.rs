@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 pub const DISCOVERY: &str = "/.well-known/openid-configuration";
 pub const JWKS: &str = "/jwks";
 
-/// The answer to a request.
+/// The response to a request.
 #[derive(Debug, Clone)]
 pub enum Answer {
     /// Status, header lines and body.
@@ -22,9 +22,9 @@ pub enum Answer {
     Silence,
     /// The head, without an end of the body.
     Endless,
-    /// An answer after this time.
+    /// A response after this time.
     Slow(Duration, Box<Answer>),
-    /// An answer that is sent one byte per interval.
+    /// A response that is sent one byte per interval.
     Trickle(Duration, Box<Answer>),
 }
 
@@ -76,7 +76,7 @@ impl KeyServer {
         server
     }
 
-    /// Gives `path` this answer from now on.
+    /// Gives `path` this response from now on.
     pub fn answer(&self, path: &str, answer: Answer) {
         self.shared.answers.lock().unwrap().push((path.to_owned(), answer));
     }
@@ -128,7 +128,7 @@ fn serve(mut connection: &TcpStream, shared: &Shared) {
                 }
             }
         }
-        // The time before the answer is over.
+        // The time before the response is over.
         Answer::Slow(..) | Answer::Trickle(..) => {}
         Answer::Closed => {}
         // Keeps the connection open until the client closes it.

@@ -1,4 +1,4 @@
-//! The source of the issuer's key set: bad answers, addresses that must not be reached, and the refresh interval.
+//! The source of the issuer's key set: bad responses, addresses that must not be reached, and the refresh interval.
 
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
@@ -28,8 +28,8 @@ fn token_of(issuer: &Issuer, iss: &str) -> String {
     issuer.token(&kid("a"), &claims)
 }
 
-/// Returns answers in place of the JSON object `document`, each with its name and the reason in the log. `malformed`
-/// is the reason if the answer is not such a document.
+/// Returns responses in place of the JSON object `document`, each with its name and the reason in the log. `malformed`
+/// is the reason if the response is not such a document.
 pub fn bad_answers(
     server: &KeyServer,
     document: &Value,
@@ -65,13 +65,13 @@ struct Source<'a> {
     /// The variable that sets the source, and its value.
     variable: (&'a str, &'a str),
     token: String,
-    /// A token that is wrong for a reason besides its key.
+    /// An expired token.
     expired: String,
 }
 
 impl Source<'_> {
     /// Checks that a claim gets 503 in time while the source gives `answer`, that the log contains `line`, and that
-    /// a claim is granted once the source gives a good answer.
+    /// a claim is granted once the source gives a good response.
     async fn heals_after(&self, name: &str, answer: Answer, line: &str) {
         self.server.answer(self.path, answer);
         let directory = format!("edge-keys-{}-{}", self.variable.0, name.replace(' ', "-"));
@@ -181,7 +181,7 @@ fn a_key_set_at_a_private_address_is_not_fetched() {
             ("private-v6", "https://[fd00::1]/jwks", "fd00::1:443"),
         ] {
             let log = log_of_source(name, url).await;
-            // workerd's own words: the address may be unreachable as well.
+            // Match workerd's refusal message: an unreachable address would also fail, with another message.
             assert!(log.contains(&format!("connecting to {address} is not allowed")), "{url}: {log}");
         }
     });
@@ -206,8 +206,8 @@ fn a_disguised_loopback_address_gets_no_connection() {
     });
 }
 
-/// On Cloudflare, the isolates of a location share a fetched set for 30 s, but no failure. workerd has no such cache,
-/// so the test checks what the edge asks for.
+/// On Cloudflare, the isolates of a data center share a fetched key set for 30 s; failures are not cached. workerd has
+/// no such cache, so the test checks what the edge asks for.
 #[test]
 fn a_location_is_asked_to_cache_only_a_fetched_set() {
     run(async {

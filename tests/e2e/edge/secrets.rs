@@ -114,7 +114,7 @@ fn users_are_authenticated_by_rs256() {
 
 // ------------------------------------------------------------------------------------------------------- the edge's key
 
-/// The edge waits 2 s for core; a claim that took as long has no answer of core.
+/// The edge waits 2 s for core; a claim that took as long has no response of core.
 const EDGE_WAITS: Duration = Duration::from_millis(1_900);
 const NEW_KEY: &str = "k2:bmV3IGtleSBmb3IgdGhlIGVkZ2UsIG5vdCBhbGwgdGhlIHNhbWU";
 

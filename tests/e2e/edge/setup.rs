@@ -18,7 +18,7 @@ async fn get(client: &Client, edge: &Edge, path: &str) -> Reply {
     client.once().try_get(&edge.url(path), "").await.unwrap()
 }
 
-/// Returns the head of the answer, without following redirects.
+/// Returns the head of the response, without following redirects.
 async fn head_of(edge: &Edge, method: &str, path: &str) -> String {
     let mut raw = Raw::connect(edge.listen).await;
     raw.send(format!("{method} {path} HTTP/1.1\r\nHost: edge\r\nConnection: close\r\n\r\n")).await;

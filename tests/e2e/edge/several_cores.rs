@@ -13,7 +13,7 @@ use support::{Core, CoreOptions, Reply, SOON, eventually, promised};
 
 use super::run_alone;
 
-/// Maximum time of any answer to a browser.
+/// Maximum time of any response to a browser.
 const ANSWER_MAX: Duration = Duration::from_millis(2_500);
 /// Far less than the timeout of a call to core.
 const IMMEDIATE_MAX: Duration = Duration::from_secs(1);
@@ -34,7 +34,7 @@ fn with_two_cores(name: &str, test: impl AsyncFnOnce(Pair, &PairEdge)) {
     });
 }
 
-/// Makes a claim of `user` with one request. Returns the reply and its latency.
+/// Makes a claim of `user` with one request. Returns the response and its latency.
 async fn claim(edge: &PairEdge, user: &str) -> (Reply, Duration) {
     let began = Instant::now();
     let request = edge.claim_request("shared", user, "k");
@@ -61,7 +61,7 @@ async fn assert_claims_granted(edge: &PairEdge, users: &str, limit: Duration) {
     assert!(held_up.len() <= DELAYED_MAX, "{} of {CLAIMS} claims were delayed: {held_up:?}", held_up.len());
 }
 
-/// Makes [`CLAIMS`] concurrent claims. Returns the replies and the latency of the slowest.
+/// Makes [`CLAIMS`] concurrent claims. Returns the responses and the latency of the slowest.
 async fn concurrent_claims(edge: &PairEdge, users: &str) -> (Vec<Reply>, Duration) {
     let users: Vec<_> = (0..CLAIMS).map(|n| format!("{users}-{n}")).collect();
     let answers = join_all(users.iter().map(|user| claim(edge, user))).await;
@@ -69,7 +69,7 @@ async fn concurrent_claims(edge: &PairEdge, users: &str) -> (Vec<Reply>, Duratio
     (answers.into_iter().map(|(reply, _)| reply).collect(), slowest)
 }
 
-/// Returns the number of 503 answers of `core`.
+/// Returns the number of 503 responses of `core`.
 pub async fn unavailable(core: &Core) -> usize {
     let metrics = core.admin_get("/metrics").await.expect(200).text();
     let counts = metrics.lines().filter(|line| line.starts_with("claimgate_unavailable_total{"));

@@ -27,7 +27,7 @@ const LOG_PERIOD_MS: i64 = 11_000;
 const TRIES_MAX: usize = 5;
 /// Less than the 2 s for which the edge may use a cached view.
 const VIEW_OLD_MIN: Duration = Duration::from_secs(1);
-/// Length from which a part of a pass must not be in a log.
+/// Shortest part of a pass that must not appear in a log, in characters.
 const PART_CHARS_MIN: usize = 12;
 
 const MALFORMED: &str = "malformed token";

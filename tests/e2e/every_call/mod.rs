@@ -88,7 +88,7 @@ async fn patch_again(core: &Core, call_request: &CallRequest, token: &str) -> Re
     Reply { repeats: reply.repeats + 1, ..reply }
 }
 
-/// Checks that the answer is that of a first call. A retried call may be answered like a second one.
+/// Checks that the response is that of a first call. A retried call may be answered like a second one.
 fn assert_first_answer(reply: &Reply, call: &Call) {
     let is_second = || reply.repeats > 0 && answer(reply) == (call.again.0, call.again.1.to_owned());
     assert!(reply.status == call.answer || is_second(), "{}: {} {}", call.name, reply.status, reply.text());
@@ -123,7 +123,7 @@ fn every_tested_problem_is_in_openapi_json() {
     }
 }
 
-/// Returns invalid variants of `call` with the expected answers: its own rows, and those common to its kind.
+/// Returns invalid variants of `call` with the expected responses: its own rows, and those common to its kind.
 fn bad_requests(call: &Call, fixture: &Fixture) -> Vec<(CallRequest, Answer)> {
     let good = call.request(fixture);
     let mut all = Vec::new();
@@ -218,7 +218,7 @@ async fn each_call_is_answered_as_expected_on_postgres() {
     }
 }
 
-/// Makes all calls concurrently and kills core after `moment`. Returns each call's answer; `None` for a call
+/// Makes all calls concurrently and kills core after `moment`. Returns each call's response; `None` for a call
 /// without one.
 async fn cut_off(core: &mut Core, requests: Vec<CallRequest>, moment: Duration) -> Vec<Option<Reply>> {
     let calls = requests.into_iter().map(|call_request| {

@@ -1,4 +1,4 @@
-//! The calls of openapi.json, with their requests and expected answers.
+//! The calls of openapi.json, with their requests and expected responses.
 
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -25,7 +25,7 @@ pub enum Body {
     Raw(&'static str, &'static str),
 }
 
-/// The status of an answer, and the code of a problem.
+/// The status of a response, and the code of a problem.
 pub type Answer = (u16, &'static str);
 
 /// The user ids of every fixture.
@@ -48,15 +48,15 @@ pub struct Call {
     pub paused: bool,
     /// Query and body of a valid call.
     pub good: fn(&Fixture) -> (String, Body),
-    /// Status of the answer.
+    /// Status of the response.
     pub answer: u16,
-    /// Answer to the repeated call.
+    /// Response to the repeated call.
     pub again: Answer,
     /// Whether a repeated call takes effect a second time.
     pub counts_again: bool,
     /// Lowest role that may make the call.
     pub role: Role,
-    /// Invalid variants specific to this call, with their answers.
+    /// Invalid variants specific to this call, with their responses.
     pub bad: &'static [(&'static str, Answer)],
 }
 

@@ -1,4 +1,4 @@
-//! docs/api.md: the requests shown are sent, and the answers shown are compared with the real answers.
+//! docs/api.md: the requests shown are sent, and the responses shown are compared with the real responses.
 
 use reqwest::Method;
 use serde_json::{Value, json};

@@ -302,7 +302,7 @@ async fn a_purchase_continues_after_a_restart() {
     .await;
     shop.restart(PATIENT_MS).await;
     let claim = shop.buy("alice").await;
-    // As after a crash before the shop stored the session.
+    // Simulate a crash before the shop stored the session.
     std::fs::remove_file(shop.orders.path().join(format!("{claim}.session.json"))).unwrap();
     shop.restart(PATIENT_MS).await;
     let purchases = join_all((0..4).map(|_| shop.buy("alice"))).await;

@@ -79,7 +79,7 @@ fn skipped_examples_are_listed_with_a_reason() {
     architecture.end();
 }
 
-/// Checks that an answer has exactly the members shown, each of the same JSON type. `null` matches anything,
+/// Checks that a response has exactly the members shown, each of the same JSON type. `null` matches anything,
 /// and the `before` and `after` of audit entries are shortened.
 fn assert_same_shape(shown: &Value, actual: &Value, place: &str) {
     match (shown, actual) {

@@ -35,7 +35,7 @@ fn node(directory: &Path, module: &str, text: &str, environment: &[(&str, &str)]
         .unwrap()
 }
 
-/// Returns the status and the body of the answer to a claim with this pass.
+/// Returns the status and the body of the response to a claim with this pass.
 async fn claim(world: &World, campaign: &str, user: &str, pass: &str) -> (u16, Value) {
     let request = world.keyed_request(campaign, user, "k").header("Claimgate-Pass", pass);
     let reply = world.send(request).await;

@@ -25,7 +25,7 @@ const LOGO: &str = r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 2
 const PICTURE: &str = "iVBORw0KGgoAAAANSUhEUgAAABgAAAAYCAYAAADgdz34AAAAZ0lEQVR42mNgIALckE74jw0zUAJwGUoVy0g1nCRLyDWcKEso\
     NRyvJdQyHKsl1DYcw5JBYcH/Q7YomGgLyDGcJEvINZxYS0YtoNwCiiOZ5sl0eORkmhd2dCmu6VLh0KXKpEulT81mCwANyTJ5\
     XnP7HQAAAABJRU5ErkJggg==";
-/// Almost as long as a name may be.
+/// A name just under the 60-character maximum.
 const BLOSSOM: &str = "Blossom & Friends of the Old Harbour Gardens, Est. 1897";
 const SPRING: &str = "page-brand-spring";
 const OTHER: &str = "page-brand-other";

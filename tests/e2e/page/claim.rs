@@ -1,4 +1,4 @@
-//! Claims on the page, from before the campaign opens to the result, with lost answers, reloads and resends.
+//! Claims on the page, from before the campaign opens to the result, with lost responses, reloads and resends.
 
 use std::time::Duration;
 

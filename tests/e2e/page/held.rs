@@ -194,7 +194,7 @@ fn the_countdown_of_a_hold_follows_the_servers_clock() {
             assert_eq!(page.eval(&step).await, true, "{}", text(&page, "detail").await);
             page.until(&is_right, true).await;
         }
-        // Without an answer of the server, its clock is unknown.
+        // Without a response of the server, its clock is unknown.
         page.goto(&edge.url("/?campaign=page-hold-clock&ahead=36000000&deaf")).await;
         page.until(CODE, "held").await;
         assert_eq!(text(&page, "message").await, "Checking your reservation", "the hold may be over");

@@ -37,7 +37,7 @@ pub const CODE: &str = "document.getElementById('result').dataset.code";
 /// WebDriver's code of the Tab key.
 pub const TAB: char = '\u{e004}';
 
-/// Script that fakes answers of the edge: the code in the URL's `says` to each claim, and 429 to each view if
+/// Script that fakes responses of the edge: the code in the URL's `says` to each claim, and 429 to each view if
 /// `busy` is set.
 pub const FAKE_ANSWERS: &str = "const real = fetch, query = new URLSearchParams(location.search), asked = [];
     const problem = (status, code, seconds) =>

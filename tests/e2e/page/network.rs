@@ -103,7 +103,7 @@ fn an_offline_reload_resends_the_same_claim() {
         let page = visit(&world, "page-gone", "").await;
         page.until(BUTTON, false).await;
         let key = "JSON.parse(Object.entries(localStorage).find(([name]) => /page-gone/.test(name))[1]).key";
-        // While a page unloads, the browser now and then sends a request although it is offline: no answer comes back.
+        // While a page unloads, the browser now and then sends a request although it is offline: it gets no response.
         world.proxy.lose_all_answers(true);
         page.network(true, 0).await;
         page.press("#claim").await;
@@ -161,7 +161,7 @@ fn a_slow_network_does_not_cause_a_second_request() {
         page.network(false, 2000).await;
         page.goto(&world.edge.url("/?campaign=page-slow")).await;
         page.until(BUTTON, false).await;
-        // One script, so that no answer arrives between the click and the read.
+        // One script, so that no response arrives between the click and the read.
         let phase = page.eval(&format!("(document.getElementById('claim').click(), {PHASE})")).await;
         assert_eq!(phase, "sending");
         page.check_layout("9-sending").await;

@@ -210,7 +210,7 @@ fn a_sign_in_that_fails_leads_back_to_the_page() {
         page.until(HAS_SIGN_IN, true).await;
         assert_eq!(page.eval("location.search").await, "?campaign=page-cancelled&lang=zh");
 
-        // An answer that this tab did not ask for, and one that was already used.
+        // A response that this tab did not ask for, and one that was already used.
         for query in ["code=x&state=y", "code=x", "state=", "error=access_denied&state=y"] {
             page.goto(&world.edge.url(&format!("/sign-in/?{query}"))).await;
             let shows = format!("{PHASE} === 'error' || {HAS_LOGIN}");

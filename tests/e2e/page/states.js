@@ -1,4 +1,4 @@
-// Fakes the answers of the edge for the `state` in the page's URL, so that each state of the page can be shown.
+// Fakes the responses of the edge for the `state` in the page's URL, so that each state of the page can be shown.
 
 (() => {
 	const state = new URLSearchParams(location.search).get("state");
@@ -27,7 +27,7 @@
 		return lost();
 	};
 
-	// `view`, `claim` and `own` are the answers to the three calls. Without `own`, lookups fail.
+	// `view`, `claim` and `own` are the responses to the three calls. Without `own`, lookups fail.
 	const states = {
 		scheduled: { view: { state: "scheduled", starts_at: at(3 * day), remaining: 12000 } },
 		open: { own: own(left(8, 2)) },

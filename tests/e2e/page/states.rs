@@ -85,7 +85,7 @@ const MESSAGE: &str = "document.getElementById('message').textContent";
 #[test]
 fn no_state_is_clipped_at_any_width_in_either_language() {
     in_browser("no_state_is_clipped_at_any_width_in_either_language", async {
-        // A separate edge, because the test is long and fakes the answers in the page.
+        // A separate edge, because the test is long and fakes the responses in the page.
         let world = World::start(Runtime::from_env(), "page-states", "local", &[]).await;
         let page = Browser::open("page-states", PHONE).await;
         page.devtools("Page.addScriptToEvaluateOnNewDocument", json!({"source": SCRIPT})).await;

@@ -1,4 +1,4 @@
-//! The page's message for each answer, in both languages.
+//! The page's message for each response, in both languages.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! Callers of both cores, and a record of every call with its answer and times.
+//! Callers of both cores, and a record of every call with its response and times.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -50,7 +50,7 @@ pub enum Status {
     Returned,
 }
 
-/// The answer that a caller gets.
+/// The response that a caller gets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
     Is {
@@ -60,11 +60,11 @@ pub enum Answer {
         status: Status,
     },
     Refused(String),
-    /// 503, or no answer.
+    /// 503, or no response.
     Unknown,
 }
 
-/// A call and its answer.
+/// A call and its response.
 #[derive(Debug, Clone)]
 pub struct CallRecord {
     pub attempt: ClaimAttempt,
@@ -138,7 +138,7 @@ impl Campaign {
         Self { id, limits, calls: Mutex::default() }
     }
 
-    /// Returns all calls and answers so far.
+    /// Returns all calls and responses so far.
     pub fn calls(&self) -> Vec<CallRecord> {
         self.calls.lock().expect("the calls").clone()
     }
@@ -243,7 +243,7 @@ impl<'a> Crowd<'a> {
     }
 
     /// Retries through random cores until there is a decision. Between two tries the claim may be looked up;
-    /// the recorded answer is checked like any other.
+    /// the recorded response is checked like any other.
     async fn until_decided(
         &self,
         campaign: &Campaign,

@@ -120,7 +120,7 @@ async fn try_failover(
     Some((verdict, outage(&campaigns[0])))
 }
 
-/// Checks the callers' answers first; then compares SQL, Redis and the cores.
+/// Checks the callers' responses first; then compares SQL, Redis and the cores.
 async fn judge(site: &Installation, campaign: &Campaign) -> Verdict {
     let redis = site.redis(&campaign.id).await;
     let (cores, checker) = (site.cores.each_ref(), checker(campaign));

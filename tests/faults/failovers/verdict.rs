@@ -1,5 +1,5 @@
-//! Compares the guarantees with the callers' answers. An answer was decided at some moment between its call
-//! and its arrival. An answer counts as wrong only if it was wrong at every such moment.
+//! Compares the guarantees with the callers' responses. A response was decided at some moment between its call
+//! and its arrival. A response counts as wrong only if it was wrong at every such moment.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::AddAssign;
@@ -45,7 +45,7 @@ impl AddAssign for Verdict {
     }
 }
 
-/// All calls on one claim, in the order of their answers.
+/// All calls on one claim, in the order of their responses.
 struct Claim<'a> {
     user: &'a str,
     units: u64,
@@ -85,7 +85,7 @@ impl Verdict {
     }
 }
 
-/// Creates the general checker with the same answers.
+/// Creates the general checker with the same responses.
 pub fn checker(campaign: &Campaign) -> Checker {
     let checker = Checker::new(&campaign.id, campaign.limits);
     for record in campaign.calls() {
@@ -140,7 +140,7 @@ impl CallRecord {
         matches!(self.call, Call::FirstTry | Call::Claim)
     }
 
-    /// Returns the claim's id, sequence number, units and status if the answer acknowledged it.
+    /// Returns the claim's id, sequence number, units and status if the response acknowledged it.
     fn is(&self) -> Option<(&str, u64, u64, Status)> {
         match &self.answer {
             Answer::Is { id, sequence, quantity, status } => Some((id, *sequence, *quantity, *status)),
@@ -154,7 +154,7 @@ impl<'a> Claim<'a> {
         self.calls.iter().filter_map(|record| Some((*record, record.is()?.3)))
     }
 
-    /// Returns whether SQL lacks the claim or differs from the acknowledgement, or an answer reported an
+    /// Returns whether SQL lacks the claim or differs from the acknowledgement, or a response reported an
     /// earlier state than a previous one.
     fn is_lost(&self) -> bool {
         let Some(furthest) = self.acknowledged().map(|(_, status)| status).max() else { return false };
@@ -170,7 +170,7 @@ impl<'a> Claim<'a> {
         !is_acknowledged || self.acknowledged().any(falls_back)
     }
 
-    /// Returns whether two answers report different claims.
+    /// Returns whether two responses report different claims.
     fn is_double(&self) -> bool {
         let known: BTreeSet<_> =
             self.calls.iter().filter_map(|record| record.is()).map(|is| (is.0, is.1, is.2)).collect();
@@ -246,7 +246,7 @@ fn maximum_of(spans: impl Iterator<Item = Span>) -> u64 {
     most
 }
 
-/// Returns whether this answer is a denial that nothing can have justified.
+/// Returns whether this response is a denial that nothing can have justified.
 fn is_wrong_refusal(record: &CallRecord, claims: &Claims<'_>, limits: Limits) -> bool {
     let Answer::Refused(code) = &record.answer else { return false };
     let own = &claims[&record.attempt];

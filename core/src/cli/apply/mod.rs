@@ -59,7 +59,7 @@ pub struct ApplyArgs {
 /// The outcome for one campaign.
 #[derive(Debug)]
 enum Outcome {
-    /// The campaign matches the file. Contains core's answer to the change, if there was one.
+    /// The campaign matches the file. Contains core's response to the change, if there was one.
     Done(Option<Value>),
     /// Core answered with an error, or did not answer.
     Failed(Error),

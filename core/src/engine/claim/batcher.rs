@@ -125,7 +125,7 @@ impl ClaimBatcher {
     ///
     /// # Errors
     /// [`EngineError::QueueFull`] when 8,192 claims of the campaign are queued, [`EngineError::OutboxFull`]
-    /// when the outbox is full; nothing was changed then. [`EngineError::Store`] when Redis returned no
+    /// when the outbox is full; both leave everything unchanged. [`EngineError::Store`] when Redis returned no
     /// decision; whether the claim was decided may be unknown.
     pub async fn claim(
         &self,

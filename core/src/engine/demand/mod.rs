@@ -120,7 +120,7 @@ impl Refusals {
         written.await.map_err(|_| EngineError::Stopping)?
     }
 
-    /// Returns the claims that edges refused, recorded by this core since its start, by reason.
+    /// Returns the number of claims refused by edges, by reason, since this core started.
     pub fn by_reason(&self) -> BTreeMap<String, u64> {
         self.shared.totals.lock().by_reason()
     }

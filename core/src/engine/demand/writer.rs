@@ -89,7 +89,7 @@ impl RefusalWriter {
         Ok(())
     }
 
-    /// Removes from SQL what is too old to be kept.
+    /// Removes the report numbers and refusals that are past their retention from SQL.
     pub async fn remove_old(&self) -> Result<(), SqlError> {
         self.sql.remove_old_refusals(clock::now()).await
     }

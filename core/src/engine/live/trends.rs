@@ -153,7 +153,7 @@ fn push<T>(values: &mut VecDeque<T>, value: T) {
     values.push_back(value);
 }
 
-/// Returns `count` in the time `passed` per second, with two decimals.
+/// Returns the rate of `count` events in `passed`, per second, rounded to two decimals.
 #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)] // for display
 fn per_s(count: u64, passed: Duration) -> f32 {
     let per_s = count as f64 / passed.max(Duration::from_millis(1)).as_secs_f64();

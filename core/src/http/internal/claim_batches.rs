@@ -35,7 +35,7 @@ pub struct ClaimResult {
     body: ClaimResultBody,
 }
 
-/// The body of one claim's answer.
+/// The body of one claim's response.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum ClaimResultBody {

@@ -12,12 +12,12 @@ use claimgate_shared::{CampaignId, CampaignView, ClaimId, ClaimReply, Idempotenc
     get, path = "/v1/campaigns/{id}", tag = "edge", operation_id = "getPublicCampaign",
     params(
         ("id" = CampaignId, Path),
-        ("If-None-Match" = Option<String>, Header, description = "The `ETag` of an earlier answer"),
+        ("If-None-Match" = Option<String>, Header, description = "The `ETag` of an earlier response"),
     ),
     responses(
         (status = 200, description = "The campaign", body = CampaignView,
             headers(("ETag" = String, description = "Covers everything but `server_time`"))),
-        (status = 304, description = "Unchanged since the answer with that `ETag`"),
+        (status = 304, description = "Unchanged since the response with that `ETag`"),
     ),
     extensions(("x-codes" = json!([
         "campaign_not_found", "rate_limited", "campaign_not_ready", "overloaded", "unavailable",

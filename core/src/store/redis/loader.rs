@@ -228,7 +228,7 @@ impl RedisStore {
     ///
     /// # Errors
     /// [`RedisStoreError::NotReady`] if the keys belong to another database, or their layout cannot be
-    /// converted; nothing is changed then.
+    /// converted. This error changes nothing.
     pub async fn suspend(
         &self,
         keys: &Keys,

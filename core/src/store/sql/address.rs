@@ -61,7 +61,7 @@ async fn addresses(url: &Url) -> Option<Vec<SocketAddr>> {
     (addresses.len() > 1).then_some(addresses)
 }
 
-/// Returns a URL whose host the driver connects to, also if it is an IPv6 address.
+/// Returns a URL whose host the driver connects to, even if it is an IPv6 address.
 fn without_brackets(url: &str) -> Cow<'_, str> {
     let Ok(parsed) = Url::parse(url) else { return url.into() };
     let Some(Host::Ipv6(address)) = host(&parsed) else { return url.into() };

@@ -151,7 +151,7 @@ const NUMBER: &str = "UPDATE audit SET number = met.place FROM (SELECT campaign_
 pub struct AuditFilter<'a> {
     /// Only the entries of this campaign.
     pub campaign: Option<&'a CampaignId>,
-    /// Also the entries of claims.
+    /// Includes the entries of claims.
     pub claims: bool,
 }
 

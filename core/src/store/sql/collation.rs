@@ -59,8 +59,8 @@ const UNLOCK: &str = "SELECT pg_advisory_unlock(27988534159832165)";
 ///
 /// # Errors
 /// The role does not own the tables, a row is stored twice (see [`problem`]), or another session keeps a table
-/// locked or a transaction open for long. Nothing has changed then. An index that replaces another index may
-/// remain until the next start.
+/// locked or a transaction open for long. All indexes in use stay unchanged. An index that replaces another
+/// index may remain until the next start.
 pub(super) async fn compare_by_bytes(connection: &mut AnyConnection) -> Result<(), Error> {
     execute(connection, NAME_SESSION.to_owned()).await?;
     if indexes_to_convert(connection).await?.is_empty() {

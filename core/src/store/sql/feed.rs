@@ -37,7 +37,7 @@ const AFTER_OF_CAMPAIGN: &str = "SELECT number, campaign_id, claims FROM feed \
 pub struct FeedCursor {
     feed_id: String,
     number: u64,
-    /// `user.digest`; `None` before the first claim, where the number is 0.
+    /// The claim's key in the row, as `user.digest`. `None` at the start of the feed (`number` 0).
     claim: Option<String>,
 }
 

@@ -75,7 +75,7 @@ impl SqlStore {
         Ok(are_new)
     }
 
-    /// Removes the numbers of old reports, and refusals that are too old to be kept at `now`.
+    /// Removes the numbers of old reports, and refusals that are past their retention at `now`.
     pub(crate) async fn remove_old_refusals(&self, now: Timestamp) -> Result<(), SqlError> {
         let pool = self.pool.within(BULK_MAX);
         let reports_ms = i64::try_from(REPORTS_KEPT.as_millis()).unwrap_or(i64::MAX);

@@ -44,7 +44,7 @@ impl SqlStore {
     }
 
     /// Pins `scheme` unless a scheme is pinned already. Rejects it if a campaign that has changed after
-    /// `checked`, such as one that was opened again, has claims under other user ids.
+    /// `checked`, such as a reopened campaign, has claims under other user ids.
     pub(crate) async fn pin_user_ids(
         &self,
         scheme: Scheme,

@@ -167,7 +167,7 @@ impl CampaignState {
             events: number(13, 6)?,
             backlog: number(19, 6)?,
             loaded_epoch: Epoch::new(number(25, 5)?),
-            // At the same place in the earlier layout.
+            // The earlier layout has the version at the same offset.
             version: Version::new(number(36 + 44, 6)?),
             rules: rules.and_then(|packed| read_rules(packed, u64::from(rest[0]))),
         })
