@@ -90,7 +90,7 @@ async fn a_lost_answer_is_retried_unmarked_for_the_same_claim() {
 
 /// The proxy loses the first response to each call; the call has taken effect.
 #[tokio::test]
-async fn calls_that_are_safe_to_repeat_are_repeated_and_no_others() {
+async fn only_calls_that_are_safe_to_retry_are_retried() {
     let receiver = format!("http://{}", free_address());
     let core = CoreOptions::default().with("CLAIMGATE_WEBHOOK_HOSTS", &receiver).start().await;
     let (proxy, admin_proxy) = (LossyProxy::to(core.listen()), LossyProxy::to(core.admin_listen()));

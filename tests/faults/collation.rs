@@ -294,7 +294,7 @@ async fn a_conversion_beside_an_export_is_left_to_the_next_start() {
 
 /// Each attempt to lock the tables is short, since other calls wait behind it: core gives up after a minute.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_table_that_stays_locked_leaves_the_conversion_for_later() {
+async fn a_locked_table_postpones_the_conversion() {
     let row = Row::begin("a table stays locked while the database is to be converted");
     let Some(postgres) = row.needs(Postgres::start().await) else { return };
     let mut fixture = fixture(postgres).await;

@@ -93,7 +93,7 @@ async fn an_upload_while_redis_stalls_gives_no_code_twice() {
 /// SQL has a code that was shown under another number. Once the code has its number again, the number that it leaves
 /// gets a code that no winner has seen: one that was displaced, or the last one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn restored_codes_leave_no_number_empty() {
+async fn restoring_codes_leaves_no_gap_in_their_numbers() {
     const SHOWN: (u32, u32) = (5, 10);
     let row = Row::begin("codes: SQL has a code that was shown under another number");
     let mut survived = 0;

@@ -478,7 +478,7 @@ defect version_of_a_lost_upload_taken_by_an_addition core/src/store/sql/addition
 defect emptied_code_numbers_stay_empty core/src/store/sql/restored_codes.rs \
     'self.fill(&mut transaction, id, stock, &freed).await?;' \
     'self.fill(&mut transaction, id, stock, &Freed { emptied: Vec::new(), ..freed }).await?;' \
-    faults lost_codes::restored_codes_leave
+    faults lost_codes::restoring_codes_leaves
 defect codes_not_compared core/src/engine/lifecycle/reconcile.rs \
     'if self.codes_differ > 0' 'if false' \
     faults lost_codes::the_reconciliation_finds_codes_that_differ

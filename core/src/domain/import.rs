@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_faults_of_spreadsheet_files() {
+    fn errors_name_the_defect_of_a_spreadsheet_export() {
         let utf_16 = |text: &str, mark: &[u8]| {
             let units = text.encode_utf16().flat_map(u16::to_le_bytes);
             mark.iter().copied().chain(units).collect::<Vec<u8>>()

@@ -225,8 +225,8 @@ pub const LOSE_ANSWERS: &str = "(() => {
 })()";
 
 #[test]
-fn a_lost_answer_is_no_second_campaign_and_no_conflict() {
-    in_browser("a_lost_answer_is_no_second_campaign_and_no_conflict", async {
+fn saving_again_after_a_lost_response_creates_one_campaign() {
+    in_browser("saving_again_after_a_lost_response_creates_one_campaign", async {
         let core = with_roles().start().await;
         let page = open(&core, "dashboard-form-lost", "#new").await;
         page.eval(LOSE_ANSWERS).await;

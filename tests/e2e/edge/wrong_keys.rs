@@ -285,7 +285,7 @@ fn wrong_keys_of_an_inline_set_are_ignored_and_logged() {
 
 /// The runtime imports the key before the edge serves its first request.
 #[test]
-fn a_wrong_public_key_is_reported_as_configuration() {
+fn a_wrong_public_key_is_reported_as_a_configuration_error() {
     run(async {
         let (p256, ed25519) = (Issuer::p256().pem_body(), Issuer::ed25519().pem_body());
         let small = OpensslRsa::generate(1_024).pem();

@@ -314,7 +314,7 @@ async fn a_purchase_continues_after_a_restart() {
 }
 
 #[tokio::test]
-async fn a_failed_refund_is_repeated() {
+async fn a_failed_refund_is_retried() {
     let mut shop = Shop::open(1).await;
     let claim = shop.buy("alice").await;
     shop.advance_s(HOLD_S).await;

@@ -17,7 +17,7 @@ const ORDERS: &str =
     (5, 'dave', 1, 'books', 'paid', '2026-11-21 12:34:00+00');";
 
 #[tokio::test]
-async fn the_commands_shown_move_a_running_sale() {
+async fn the_documented_commands_migrate_a_running_sale() {
     let Some(postgres) = available("examples of docs/migrating.md", Postgres::start().await) else { return };
     let old = postgres.database("old").await;
     let core = Core::start().await;

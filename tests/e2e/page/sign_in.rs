@@ -227,8 +227,8 @@ fn a_sign_in_that_fails_leads_back_to_the_page() {
 }
 
 #[test]
-fn the_page_may_send_visitors_to_a_link_instead() {
-    in_browser("the_page_may_send_visitors_to_a_link_instead", async {
+fn sign_in_url_replaces_the_built_in_sign_in() {
+    in_browser("sign_in_url_replaces_the_built_in_sign_in", async {
         let shop = KeyServer::start(Answer::json(&json!({})));
         shop.answer(
             "/login",

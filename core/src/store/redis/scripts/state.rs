@@ -189,7 +189,7 @@ mod tests {
     use crate::domain::campaign_change::NewCampaign;
 
     #[test]
-    fn rules_are_read_as_they_were_packed() {
+    fn packed_rules_round_trip() {
         for body in [
             r#"{"id":"d","name":"D","starts_at":"2026-01-01T00:00:00Z","limits":{"total":null}}"#,
             r#"{"id":"d","name":"D","starts_at":"2026-01-01T00:00:00Z","ends_at":"2026-02-01T00:00:00Z",
