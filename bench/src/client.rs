@@ -266,7 +266,7 @@ struct Connection {
 impl Connection {
     fn send(&mut self) -> anyhow::Result<()> {
         let written = self.stream.write(&self.request).context("sending a request")?;
-        ensure!(written == self.request.len(), "a request did not fit into its socket");
+        ensure!(written == self.request.len(), "the socket's send buffer took only part of a request");
         Ok(())
     }
 }

@@ -154,7 +154,7 @@ async fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
     write(&cli.out, &session, &machine)?;
     print(&session, &cli.out);
     if let Some(why) = session.void {
-        anyhow::bail!("this run is void: {why}");
+        anyhow::bail!("this run is invalid: {why}");
     }
     anyhow::ensure!(session.failed.is_empty(), "{}", session.failed.join("; "));
     Ok(session.ended_early.map_or(ExitCode::SUCCESS, |_| ExitCode::from(ENDED_EARLY)))

@@ -58,7 +58,7 @@ pub fn page(session: &Session, machine: &Value) -> String {
 /// Lists reasons why the figures prove less than those of a complete run.
 fn warnings(session: &Session) -> String {
     let paragraph = |title, text: &str| format!("<h2>{title}</h2><p>{}", escaped(text));
-    let void = session.void.as_deref().map(|why| paragraph("This run is void", why));
+    let void = session.void.as_deref().map(|why| paragraph("This run is invalid", why));
     let ended_early = session.ended_early.as_deref();
     let incomplete = ended_early
         .map(|why| paragraph("This run is incomplete", &report::incomplete(&session.figures, why)));

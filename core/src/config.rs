@@ -390,10 +390,7 @@ const USER_ID_KEY: &str = "CLAIMGATE_USER_ID_KEY";
 /// Reads the key of user ids, which only `claimgate user-id` needs.
 pub fn user_id_key() -> Result<SecretKey, ConfigError> {
     optional_user_id_key()?.ok_or_else(|| {
-        wrong(
-            USER_ID_KEY,
-            "is not set; it is the edge's USER_ID_KEY, and may come as CLAIMGATE_USER_ID_KEY_FILE",
-        )
+        wrong(USER_ID_KEY, "is not set; set it to the edge's USER_ID_KEY, or set CLAIMGATE_USER_ID_KEY_FILE")
     })
 }
 
@@ -406,10 +403,7 @@ pub fn optional_user_id_key() -> Result<Option<SecretKey>, ConfigError> {
 pub fn pass_key() -> Result<NamedKey, ConfigError> {
     const VARIABLE: &str = "CLAIMGATE_PASS_KEY";
     let text = secret(VARIABLE)?.ok_or_else(|| {
-        wrong(
-            VARIABLE,
-            "is not set; it is a key of the edge's PASS_KEYS, and may come as CLAIMGATE_PASS_KEY_FILE",
-        )
+        wrong(VARIABLE, "is not set; set it to a key of the edge's PASS_KEYS, or set CLAIMGATE_PASS_KEY_FILE")
     })?;
     text.parse().map_err(|why| wrong(VARIABLE, why))
 }

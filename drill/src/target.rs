@@ -68,7 +68,7 @@ impl Target {
     /// # Errors
     /// If neither answers, or the target is not ready within 5 s.
     pub async fn find(url: &str, token: &str) -> Result<Self, DrillError> {
-        let failed = DrillError::at("detecting whether core or the edge listens at URL");
+        let failed = DrillError::at("detecting whether core or the edge listens on URL");
         // The drill retries calls itself, for as long as its plan says.
         let core = Internal::new(url, token).map_err(&failed)?.with_retries(Retries::NONE);
         let started = Instant::now();

@@ -32,7 +32,7 @@ async fn a_call_that_is_safe_to_repeat_is_repeated_and_says_so() {
     })
     .await;
     signal_pid(redis, Signal::CONT);
-    assert!(said.contains("(unavailable)"), "it says what is repeated: {said}");
+    assert!(said.contains("(unavailable)"), "it says what is retried: {said}");
     assert!(process.wait(SOON).await.success(), "{}", std::fs::read_to_string(&err).unwrap());
     let campaign: Value = serde_json::from_str(&std::fs::read_to_string(&out).unwrap()).unwrap();
     assert_eq!((&campaign["id"], &campaign["version"]), (&json!("demo"), &json!(1)));

@@ -254,7 +254,7 @@ async fn one_of_two_cores_started_together_converts() {
     let (second, third, ()) = beside_load(&fixture, &checker, CLAIM_EVERY, both).await;
     assert_eq!((others(&fixture).await, replacements(&fixture).await), (0, 0));
     let logs = [second.log(), third.log()].concat();
-    assert!(!logs.contains("cannot give ids the collation C"), "{logs}");
+    assert!(!logs.contains("cannot change the id columns to collation"), "{logs}");
     let converted: Vec<_> = logs.lines().filter(|line| line.contains("compared by bytes")).collect();
     assert_eq!(converted.len(), 1, "{logs}");
     say(converted[0]);
@@ -281,7 +281,11 @@ async fn a_conversion_beside_an_export_is_left_to_the_next_start() {
     row.fault();
     fixture.core = fixture.core.restart().await;
     checker.win(&fixture.core, 0..20).await;
-    assert!(fixture.core.log().contains("cannot give ids the collation C"), "{}", fixture.core.log());
+    assert!(
+        fixture.core.log().contains("cannot change the id columns to collation"),
+        "{}",
+        fixture.core.log()
+    );
     assert!(others(&fixture).await > 10);
     export.commit().await.expect("the end of the export");
     fixture.core.stop().await;
@@ -303,7 +307,7 @@ async fn a_locked_table_postpones_the_conversion() {
     row.fault();
     let reader = reader(&fixture).await;
     let mut second = beside_load(&fixture, &checker, CLAIM_EVERY, Box::pin(another(&fixture))).await;
-    assert!(second.log().contains("cannot give ids the collation C"), "{}", second.log());
+    assert!(second.log().contains("cannot change the id columns to collation"), "{}", second.log());
     assert!(others(&fixture).await > 10);
     for number in 0..20 {
         checker.granted(&second, &format!("other{number}"), "k").await;
@@ -328,8 +332,9 @@ async fn a_duplicate_row_blocks_only_the_collation_conversion() {
     fixture.postgres().run("sorted", &STORE_TWICE).await;
     fixture.core = fixture.core.restart().await;
     let log = fixture.core.log();
-    let of_row =
-        |line: &&str| line.contains("cannot give ids the collation C") && line.contains("claims_by_place_c");
+    let of_row = |line: &&str| {
+        line.contains("cannot change the id columns to collation") && line.contains("claims_by_place_c")
+    };
     assert_eq!(log.lines().filter(of_row).count(), 1, "{log}");
     assert!(others(&fixture).await > 10);
     assert_eq!(replacements(&fixture).await, 0, "an index that was left takes time at each claim");
@@ -360,7 +365,11 @@ async fn a_role_that_owns_no_table_serves_without_the_conversion() {
     row.fault();
     let url = fixture.postgres().url("sorted").replace("claimgate@", "guest@");
     fixture.core = options(&url, fixture.server()).start().await;
-    assert!(fixture.core.log().contains("cannot give ids the collation C"), "{}", fixture.core.log());
+    assert!(
+        fixture.core.log().contains("cannot change the id columns to collation"),
+        "{}",
+        fixture.core.log()
+    );
     checker.win(&fixture.core, 20..40).await;
     fixture.judge(row, &checker, Expect::default()).await;
 }

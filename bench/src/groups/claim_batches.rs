@@ -18,7 +18,7 @@ pub const GROUP: Group = Group {
     run: |session| Box::pin(run(session)),
 };
 
-const RATE: &Definition = &Definition::at_least("claims by the batch route", Unit::PerSecond, 150_000.0);
+const RATE: &Definition = &Definition::at_least("claims through the batch route", Unit::PerSecond, 150_000.0);
 const RATIO: &Definition = &Definition::at_least("batch route ÷ single route", Unit::Ratio, 2.0);
 const SINGLE: &Definition = &Definition::info("(d) single route, same rounds", Unit::PerSecond);
 

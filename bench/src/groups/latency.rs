@@ -30,14 +30,14 @@ pub const GROUP: Group = Group {
     run: |session| Box::pin(run(session)),
 };
 
-const P99_RATIO: &Definition = &Definition::info("p99 at half the top rate ÷ (c)", Unit::Ratio);
+const P99_RATIO: &Definition = &Definition::info("p99 ÷ (c)'s p99, at half the top rate", Unit::Ratio);
 const SINGLE_RATIO: &Definition = &Definition::at_most("a single claim ÷ (e), everysec", Unit::Ratio, 1.5);
 const SINGLE_TO_ONE: &Definition = &Definition::info("a single claim ÷ (c), everysec", Unit::Ratio);
 const RATE: &Definition = &Definition::info("half the top rate", Unit::PerSecond);
-const P99_ONE: &Definition = &Definition::info("(c) p99 at that rate", Unit::Microseconds);
-const P99: &Definition = &Definition::info("(d) p99 at that rate", Unit::Microseconds);
-const P50_ONE: &Definition = &Definition::info("(c) median at that rate", Unit::Microseconds);
-const P50: &Definition = &Definition::info("(d) median at that rate", Unit::Microseconds);
+const P99_ONE: &Definition = &Definition::info("(c) p99 at half the top rate", Unit::Microseconds);
+const P99: &Definition = &Definition::info("(d) p99 at half the top rate", Unit::Microseconds);
+const P50_ONE: &Definition = &Definition::info("(c) median at half the top rate", Unit::Microseconds);
+const P50: &Definition = &Definition::info("(d) median at half the top rate", Unit::Microseconds);
 const SINGLE_ONE: &Definition = &Definition::info("(c) a single claim, everysec", Unit::Microseconds);
 const SINGLE_NAIVE: &Definition = &Definition::info("(e) a single claim, everysec", Unit::Microseconds);
 const SINGLE: &Definition = &Definition::info("(d) a single claim, everysec", Unit::Microseconds);

@@ -76,9 +76,7 @@ pub fn read(file: &Path) -> Result<CsvFile, CallError> {
 pub fn read_for(file: &Path, total: Option<u32>) -> Result<CsvFile, CallError> {
     let wrong = |why: &dyn Display| CallError::Usage(format!("{}: {why}", name_of(file)));
     let total = total.ok_or_else(|| {
-        CallError::Usage(
-            "--total: \"none\" is not possible: each unit of a campaign with codes has a code".to_owned(),
-        )
+        CallError::Usage("--total: \"none\" cannot be used with --codes; give the number of units".to_owned())
     })?;
     let content = Bytes::from(read(file)?.0);
     let codes = CodesFile::parse(content.clone()).map_err(|problem| wrong(&problem.detail))?.count();

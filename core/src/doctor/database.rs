@@ -14,7 +14,7 @@ use crate::domain::store_fault::FaultKind;
 use crate::store::sql::connection_limits::CONNECTIONS_OF_A_CORE;
 use crate::store::sql::examined::ExaminedDatabase;
 use crate::store::sql::server::{Server, Writable};
-use crate::store::sql::{SqlError, pooler};
+use crate::store::sql::{SqlError, encoding, pooler};
 
 /// The name of the connection limit's check, which `serve` also runs when it opens the database.
 pub const FEW_CONNECTIONS: &str = "database.connections";
@@ -91,15 +91,15 @@ async fn postgres(url: &str) -> Result<Examined, SqlError> {
     let mut sql = ExaminedDatabase::connect(url).await?;
     // The checks below need a session that is not shared.
     if sql.shares_sessions(url).await? {
-        let finding =
-            Finding::breaks("database.pooler", pooler::SHARED, "core does not start with this set-up");
+        let problem = format!("{}; core does not start with it", pooler::SHARED);
+        let finding = Finding::breaks("database.pooler", problem, pooler::REMEDY);
         return Ok(("PostgreSQL: pooler".to_owned(), vec![finding]));
     }
     let mut found = Vec::new();
     found.extend(read_only(&mut sql).await?);
     found.extend(too_few_connections(&mut sql).await?);
     if let Some(problem) = sql.encoding_problem().await? {
-        found.push(Finding::breaks("database.encoding", problem, "core does not start with this database"));
+        found.push(Finding::breaks("database.encoding", problem, encoding::REMEDY));
     }
     if let Some(problem) = sql.collation_problem().await? {
         found.push(Finding::breaks("database.collation", problem, REBUILD));

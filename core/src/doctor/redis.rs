@@ -170,7 +170,7 @@ async fn examine_primary(primary: Primary, given: bool) -> Result<Vec<Finding>, 
             "redis.rewrite",
             "Redis could not rewrite its append-only file at the last attempt: the file grows until the disk is full, and \
              then all claims get 503",
-            "remove the reason that Redis' log gives: memory for a fork, disk space, inodes",
+            "fix the cause shown in Redis' log: memory for a fork, disk space, inodes",
         ));
     }
     // Core's own Redis has no replicas, and its memory limit is checked from the configuration.
@@ -239,7 +239,7 @@ async fn writes(connection: &mut MultiplexedConnection) -> Result<Option<Finding
             Ok(Some(Finding::breaks(
                 "redis.writes",
                 format!("Redis accepts no writes, so all claims get 503: {error}"),
-                "remove the reason that Redis gives: memory, replicas, or its disk",
+                "fix the cause shown in Redis' error: memory, replicas, or its disk",
             )))
         }
         reply => none_if_rejected(reply).map(|_| None),

@@ -176,7 +176,7 @@ mod tests {
     fn a_hold_is_extended_at_most_64_times() {
         assert_eq!(extended(64, DAY, 10), Extension::Until(at_s(70)));
         assert_eq!(extended(65, DAY, 10), Extension::TooOften);
-        assert_eq!(extended(65, DAY, 9), Extension::Unchanged, "a repeat succeeds");
+        assert_eq!(extended(65, DAY, 9), Extension::Unchanged, "a retry succeeds");
     }
 
     #[test]

@@ -190,9 +190,7 @@ pub async fn in_time<T>(answer: impl Future<Output = Result<T, ApiError>>) -> Re
 }
 
 fn answer_timed_out() -> ApiError {
-    let problem = Problem::new(
-        Code::Unavailable,
-        "no answer in time; whether the request took effect is unknown: try again",
-    );
+    let problem =
+        Problem::new(Code::Unavailable, "timed out; whether the request took effect is unknown: try again");
     ApiError::because("timeout", problem)
 }

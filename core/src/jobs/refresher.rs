@@ -249,7 +249,7 @@ async fn put_into_force(engine: &Engine, handle: &CampaignHandle) {
     let why = match timeout(APPLY_MAX, engine.changes.put_into_force(handle, None)).await {
         Ok(Ok(())) => return,
         Ok(Err(error)) => error.to_string(),
-        Err(_) => "no answer in time".to_owned(),
+        Err(_) => "timed out".to_owned(),
     };
     tracing::warn!(why, campaign = %handle.campaign().id, "cannot apply the rules yet");
 }

@@ -149,7 +149,11 @@ fn an_edit_changes_only_the_edited_fields() {
             "the fields are about to be filled in"
         );
         page.eval("window.release()").await;
-        page.until(&format!("{PROBLEM}.startsWith('The campaign was changed meanwhile.')"), true).await;
+        page.until(
+            &format!("{PROBLEM}.startsWith('The campaign has changed since you opened the form.')"),
+            true,
+        )
+        .await;
         assert_eq!(page.eval(is_enabled).await, json!([true, true]));
         assert_eq!(page.eval(&value("limits-total")).await, "50");
         assert_eq!(page.eval(&value("name")).await, "Sale");

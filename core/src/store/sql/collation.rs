@@ -277,7 +277,7 @@ pub(crate) async fn problem(connection: &mut AnyConnection) -> Result<Option<Str
     Ok((!indexes_to_convert(connection).await?.is_empty()).then(|| {
         format!(
             "the database's indexes were built with version {recorded} of its collation, and version {actual} is \
-             installed: claims may not be found, or be stored twice"
+             installed: existing claims may be missed or stored twice"
         )
     }))
 }

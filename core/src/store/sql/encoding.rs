@@ -4,6 +4,9 @@ use sqlx::{AnyConnection, Error};
 
 use super::SqlError;
 
+/// The remedy for [`problem`].
+pub(crate) const REMEDY: &str = "create the database with ENCODING 'UTF8' TEMPLATE template0";
+
 /// Returns what is wrong with the encoding of a PostgreSQL database; `None` for UTF-8, and for `SQL_ASCII`,
 /// which stores bytes unchanged. Other encodings lack characters: a name in Chinese would be refused, and so
 /// would migrations.
@@ -13,13 +16,14 @@ pub(crate) async fn problem(connection: &mut AnyConnection) -> Result<Option<Str
     let is_complete = ["UTF8", "SQL_ASCII"].contains(&encoding.as_str());
     Ok((!is_complete).then(|| {
         format!(
-            "the database's encoding is {encoding}, which lacks characters that names may have; create it with ENCODING 'UTF8' \
-             TEMPLATE template0"
+            "the database's encoding is {encoding}, which lacks characters that names may have; core does not start \
+             with it"
         )
     }))
 }
 
 /// Rejects a PostgreSQL database of an unsuitable encoding.
 pub(super) async fn require_unicode(connection: &mut AnyConnection) -> Result<(), SqlError> {
-    problem(connection).await?.map_or(Ok(()), |problem| Err(SqlError::UnsuitableDatabase(problem)))
+    let problem = problem(connection).await?;
+    problem.map_or(Ok(()), |problem| Err(SqlError::UnsuitableDatabase(format!("{problem}; {REMEDY}"))))
 }

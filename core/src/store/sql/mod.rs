@@ -33,7 +33,7 @@ mod codes;
 mod collation;
 pub(crate) mod connection_limits;
 mod cores;
-mod encoding;
+pub(crate) mod encoding;
 pub(crate) mod examined;
 mod feed;
 mod feed_writer;
@@ -288,7 +288,10 @@ async fn compare_by_bytes(connection: &mut AnyConnection) -> Result<(), SqlError
     let converted = timeout(MIGRATE_MAX, collation::compare_by_bytes(connection)).await;
     match converted.map_err(|_| SqlError::MigrateTimeout)? {
         Err(error) if !is_transient(&error) => {
-            tracing::error!(%error, "cannot give ids the collation C: another libc or ICU may change their order");
+            tracing::error!(
+                %error,
+                "cannot change the id columns to collation \"C\"; a libc or ICU upgrade may reorder ids"
+            );
             Ok(())
         }
         converted => Ok(converted?),

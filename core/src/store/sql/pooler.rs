@@ -10,8 +10,9 @@ use super::pool::timed_out;
 use super::{START_MAX, SqlError, server};
 
 pub(crate) const SHARED: &str = "the address leads to a pooler that shares sessions between transactions (PgBouncer's pool_mode \
-    transaction or statement), but core needs a session for each connection; use PostgreSQL's own address, or a pool with \
-    pool_mode = session";
+    transaction or statement), but core needs a session for each connection";
+/// The remedy for [`SHARED`].
+pub(crate) const REMEDY: &str = "use PostgreSQL's own address, or a pool with pool_mode = session";
 const PARAMETER: &str = "the address leads to a pooler that refuses a startup parameter of core; in PgBouncer, set \
     ignore_startup_parameters = extra_float_digits, and pool_mode = session for core's database";
 
@@ -22,7 +23,7 @@ pub(super) async fn reject_shared_sessions(
 ) -> Result<(), SqlError> {
     match timeout(START_MAX, session_changes(connection, url)).await.unwrap_or_else(|_| Err(timed_out())) {
         Ok(false) => Ok(()),
-        Ok(true) => Err(SqlError::UnsuitableDatabase(SHARED.to_owned())),
+        Ok(true) => Err(shared_sessions()),
         Err(error) => Err(explain_pooler_error(error.into())),
     }
 }
@@ -43,6 +44,10 @@ async fn session(connection: &mut AnyConnection) -> Result<i32, Error> {
     sqlx::raw_sql("SELECT pg_backend_pid()").fetch_one(connection).await?.try_get(0)
 }
 
+fn shared_sessions() -> SqlError {
+    SqlError::UnsuitableDatabase(format!("{SHARED}; {REMEDY}"))
+}
+
 /// Replaces an error that only a pooler can cause by an error that explains the cause.
 pub(crate) fn explain_pooler_error(error: SqlError) -> SqlError {
     let SqlError::Sql(Error::Database(of_server)) = &error else { return error };
@@ -50,7 +55,7 @@ pub(crate) fn explain_pooler_error(error: SqlError) -> SqlError {
     if said.contains("unsupported startup parameter") {
         SqlError::UnsuitableDatabase(format!("{PARAMETER} ({said})"))
     } else if said.contains("statement pooling mode") {
-        SqlError::UnsuitableDatabase(SHARED.to_owned())
+        shared_sessions()
     } else {
         error
     }
