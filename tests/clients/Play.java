@@ -64,7 +64,7 @@ public final class Play {
     private static ClaimItem listed(AdminApi admin, String id) throws Exception {
         Instant end = Instant.now().plus(Duration.ofSeconds(45));
         while (Instant.now().isBefore(end)) {
-            for (ClaimItem item : admin.listClaims("java", 10, null, "alice", ClaimStatus.RETURNED).getItems()) {
+            for (ClaimItem item : admin.listClaims("java", 10, null, "alice", ClaimStatus.RETURNED, null).getItems()) {
                 is(id, item.getId());
                 return item;
             }
