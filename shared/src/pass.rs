@@ -65,26 +65,28 @@ impl<'de> Deserialize<'de> for PassRule {
     }
 }
 
-// Written by hand: a derived schema would allow other members.
+// Written by hand: generated clients cannot read `null` in place of a `oneOf`, which a derived schema would have.
+// `openapi.json` adds which rule has `until`.
 #[cfg(feature = "openapi")]
 mod schema {
     use utoipa::openapi::schema::AdditionalProperties;
-    use utoipa::openapi::{ObjectBuilder, OneOfBuilder, Ref, RefOr, Schema, Type};
-
-    fn form(required: &str, description: &str) -> ObjectBuilder {
-        let word = ObjectBuilder::new().schema_type(Type::String).enum_values(Some([required]));
-        let form = ObjectBuilder::new().schema_type(Type::Object).description(Some(description));
-        form.property("required", word)
-            .required("required")
-            .additional_properties(Some(AdditionalProperties::<Schema>::FreeForm(false)))
-    }
+    use utoipa::openapi::{ObjectBuilder, Ref, RefOr, Schema, Type};
 
     impl utoipa::PartialSchema for super::PassRule {
         fn schema() -> RefOr<Schema> {
-            let until = form("until", "In a presale: until this first instant at which no pass is needed.");
-            let until = until.property("until", Ref::from_schema_name("Timestamp")).required("until");
-            let rule = OneOfBuilder::new().item(form("always", "Always.")).item(until);
-            Schema::OneOf(rule.description(Some("When a campaign's claims need a pass.")).build()).into()
+            let required =
+                ObjectBuilder::new().schema_type(Type::String).enum_values(Some(["always", "until"]));
+            let rule = ObjectBuilder::new()
+                .schema_type(Type::Object)
+                .description(Some(
+                    "When a campaign's claims need a pass: `always`, or in a presale `until` an instant, the first \
+                     at which no pass is needed.",
+                ))
+                .property("required", required)
+                .required("required")
+                .property("until", Ref::from_schema_name("Timestamp"))
+                .additional_properties(Some(AdditionalProperties::<Schema>::FreeForm(false)));
+            Schema::Object(rule.build()).into()
         }
     }
 

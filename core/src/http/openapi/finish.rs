@@ -26,7 +26,10 @@ pub(super) fn finished(document: utoipa::openapi::OpenApi) -> Value {
         }
         calls["servers"] = servers(path);
     }
-    name_items_of_pages(&mut document["components"]["schemas"]);
+    let schemas = &mut document["components"]["schemas"];
+    name_items_of_pages(schemas);
+    only_presales_have_an_end(&mut schemas["PassRule"]);
+    one_kind_of_challenge(&mut schemas["Challenge"]);
     widen_unsigned(&mut document);
     document
 }
@@ -139,6 +142,22 @@ fn name_items_of_pages(schemas: &mut Value) {
             *items = json!({"$ref": format!("#/components/schemas/{name}")});
         }
     }
+}
+
+/// Requires `until` of one form of the rule, and forbids it in the other.
+fn only_presales_have_an_end(rule: &mut Value) {
+    rule["if"] = json!({"properties": {"required": {"const": "until"}}});
+    rule["then"] = json!({"required": ["until"]});
+    rule["else"] = json!({"not": {"required": ["until"]}});
+}
+
+/// Describes a challenge as an object with one of several members: Go clients of a `oneOf` need another module.
+fn one_kind_of_challenge(challenge: &mut Value) {
+    let Some(forms) = challenge.as_object_mut().and_then(|schema| schema.remove("oneOf")) else { return };
+    let kinds = forms.as_array().into_iter().flatten().filter_map(|form| form["properties"].as_object());
+    challenge["properties"] = kinds.flatten().map(|(name, kind)| (name.clone(), kind.clone())).collect();
+    challenge["type"] = json!("object");
+    (challenge["minProperties"], challenge["maxProperties"]) = (json!(1), json!(1));
 }
 
 /// Widens each `u32`: utoipa gives it the format `int32`, which covers only half of its values.
