@@ -68,7 +68,9 @@ impl Stores {
         let outbox_max = self.redis.outbox_max();
         let call = Claim { zone: &campaign.zone, wanted, outbox_max, trace: trace.as_deref() };
         let decided = self.call(handle, &call).await?;
-        if let Some(first) = first_sequence(&decided) {
+        if !handle.counts()
+            && let Some(first) = first_sequence(&decided)
+        {
             handle.begin_count(first.saturating_sub(1));
         }
         handle.observe(decided.high_water_mark());

@@ -327,6 +327,11 @@ impl CampaignHandle {
         let _ = sampled.compare_exchange(u64::MAX, sequence, Ordering::AcqRel, Ordering::Acquire);
     }
 
+    /// Returns whether the count of new claims has begun.
+    pub fn counts(&self) -> bool {
+        self.sampled_sequence.load(Ordering::Acquire) != u64::MAX
+    }
+
     /// Returns the number of claims granted or held since the last call, by all cores, as far as this core knows.
     pub fn take_new_claims(&self) -> u64 {
         let sequence = self.sequence.load(Ordering::Acquire);
