@@ -11,7 +11,7 @@ use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
 
 use wasm_bindgen::{JsCast, JsValue, intern};
-use web_sys::WorkerGlobalScope;
+use web_sys::{RequestInit, WorkerGlobalScope};
 use worker::js_sys::futures::JsFuture;
 use worker::js_sys::{self, Math, Uint8Array};
 use worker::{Env, Fetcher};
@@ -76,9 +76,9 @@ impl<'a> CoreClient<'a> {
         request: CoreRequest<'_>,
         limit_ms: i64,
     ) -> Result<CoreResponse, Failure> {
-        let origin = &self.config.cores[core].origin;
-        let request = request.raw(self.config, origin, limit_ms).map_err(|error| lost(&error))?;
-        let response = self.fetch(core, &request).await.map_err(|error| lost(&error))?;
+        let url = format!("{}{}", self.config.cores[core].origin, request.path);
+        let init = request.init(self.config, limit_ms).map_err(|error| lost(&error))?;
+        let response = self.fetch(core, &url, &init).await.map_err(|error| lost(&error))?;
         let body = read_body(&response).await.map_err(|error| lost(&error))?;
         let header = |name: &str| response.headers().get(intern(name)).ok().flatten();
         CoreResponse::new(response.status(), body, header)
@@ -105,8 +105,9 @@ impl<'a> CoreClient<'a> {
         Ok(JsFuture::from(self.cores.fetchers[core].fetch_with_request(&request)))
     }
 
-    async fn fetch(&self, core: usize, request: &web_sys::Request) -> Result<web_sys::Response, JsValue> {
-        JsFuture::from(self.cores.fetchers[core].fetch_with_request(request)).await?.dyn_into()
+    /// Sends a request. A `Request` object would be copied by `fetch`, with its headers.
+    async fn fetch(&self, core: usize, url: &str, init: &RequestInit) -> Result<web_sys::Response, JsValue> {
+        JsFuture::from(self.cores.fetchers[core].fetch_with_str_and_init(url, init)).await?.dyn_into()
     }
 }
 

@@ -2,12 +2,15 @@
 
 use claimgate_shared::http::{JSON, REQUEST_ID_HEADER};
 use claimgate_shared::signature::{
-    BodyHash, CLIENT_IP_HEADER, CONTENT_SHA256_HEADER, IDEMPOTENCY_KEY_HEADER, KEY_HEADER, PASS_HEADER,
-    SIGNATURE_HEADER, SignedParts, TIMESTAMP_HEADER, USER_HEADER, USER_IDS_HEADER,
+    BodyHash, CLIENT_IP_HEADER, CONTENT_SHA256_HEADER, IDEMPOTENCY_KEY_HEADER, KEY_HEADER, NamedKey,
+    PASS_HEADER, SIGNATURE_HEADER, SignedParts, TIMESTAMP_HEADER, USER_HEADER, USER_IDS_HEADER,
 };
-use claimgate_shared::{Attempt, ShownPass};
-use wasm_bindgen::{JsValue, intern};
-use web_sys::{AbortSignal, Headers, RequestInit, RequestRedirect};
+use claimgate_shared::user_id::UserIdRule;
+use claimgate_shared::{Attempt, ShownPass, Timestamp};
+use serde::{Serialize, Serializer};
+use wasm_bindgen::{JsCast as _, JsValue};
+use web_sys::{AbortSignal, RequestInit, RequestRedirect};
+use worker::js_sys;
 
 use super::circuit_breaker::CallKind;
 use crate::clock;
@@ -66,39 +69,31 @@ impl<'a> CoreRequest<'a> {
         }
     }
 
-    /// Builds the runtime's request to the core at `origin`, aborted after `limit_ms`.
-    pub(super) fn raw(
-        &self,
-        config: &Config,
-        origin: &str,
-        limit_ms: i64,
-    ) -> Result<web_sys::Request, JsValue> {
-        let init = RequestInit::new();
-        init.set_redirect(RequestRedirect::Manual);
-        init.set_headers(self.headers(config)?.as_ref());
-        if let Some(body) = self.body {
-            init.set_method("POST");
-            init.set_body(&body.into());
-        }
+    /// Returns the settings for the runtime's `fetch`, which is aborted after `limit_ms`.
+    pub(super) fn init(&self, config: &Config, limit_ms: i64) -> Result<RequestInit, JsValue> {
+        let now = clock::now().map_err(|problem| problem.detail)?;
+        let settings = self.settings(&config.edge_key, &config.user_ids, now);
+        let settings = js_sys::JSON::parse(&settings.map_err(|why| why.to_string())?)?;
+        let init: RequestInit = settings.unchecked_into();
         // The limit includes reading the response's body.
         let limit = AbortSignal::timeout_with_u32(u32::try_from(limit_ms).unwrap_or_default());
         init.set_signal(Some(&limit));
-        let url = format!("{origin}{}", self.path);
-        web_sys::Request::new_with_str_and_init(&url, &init)
+        Ok(init)
     }
 
-    fn headers(&self, config: &Config) -> Result<Headers, JsValue> {
-        let now = clock::now().map_err(|problem| problem.detail)?;
+    /// Returns the settings of the request as JSON, signed at `now`.
+    fn settings(&self, key: &NamedKey, user_ids: &UserIdRule, now: Timestamp) -> serde_json::Result<String> {
+        let method = if self.body.is_some() { "POST" } else { "GET" };
         let content_type = if self.body.is_some() { JSON } else { "" };
         // A read without a user has no user-id scheme.
-        let user_ids =
-            if self.user.is_empty() { String::new() } else { config.user_ids.scheme().to_string() };
+        let user_ids = if self.user.is_empty() { String::new() } else { user_ids.scheme().to_string() };
         let pass = self.pass.map(|shown| shown.to_string()).unwrap_or_default();
+        let body = BodyHash::of(self.body.unwrap_or_default().as_bytes());
         let signed = SignedParts {
-            method: if self.body.is_some() { "POST" } else { "GET" },
+            method,
             path_and_query: self.path,
             content_type,
-            body: BodyHash::of(self.body.unwrap_or_default().as_bytes()),
+            body,
             user: self.user,
             client_ip: self.client_ip,
             idempotency_key: self.idempotency_key,
@@ -106,33 +101,123 @@ impl<'a> CoreRequest<'a> {
             user_ids: &user_ids,
             pass: &pass,
         };
-        let headers = Headers::new()?;
-        let set = |name: &str, value: &str| headers.set(intern(name), value);
-        if !content_type.is_empty() {
-            set("content-type", content_type)?;
-        }
+        let (timestamp, body, signature) = (now.as_ms().to_string(), body.to_string(), signed.sign(key, now));
+        let mut headers = vec![
+            (REQUEST_ID_HEADER, self.request_id),
+            (KEY_HEADER, key.kid.as_str()),
+            (TIMESTAMP_HEADER, timestamp.as_str()),
+            (USER_HEADER, self.user),
+            (CLIENT_IP_HEADER, self.client_ip),
+            (SIGNATURE_HEADER, signature.as_str()),
+        ];
+        let optional = [
+            ("content-type", content_type),
+            ("traceparent", self.traceparent),
+            (USER_IDS_HEADER, user_ids.as_str()),
+            (PASS_HEADER, pass.as_str()),
+        ];
+        headers.extend(optional.into_iter().filter(|(_, value)| !value.is_empty()));
         if self.attempt == Attempt::First {
-            set(Attempt::HEADER, Attempt::FIRST)?;
-        }
-        set(REQUEST_ID_HEADER, self.request_id)?;
-        if !self.traceparent.is_empty() {
-            set("traceparent", self.traceparent)?;
-        }
-        set(KEY_HEADER, &config.edge_key.kid)?;
-        set(TIMESTAMP_HEADER, &now.as_ms().to_string())?;
-        set(USER_HEADER, self.user)?;
-        set(CLIENT_IP_HEADER, self.client_ip)?;
-        if !user_ids.is_empty() {
-            set(USER_IDS_HEADER, &user_ids)?;
-        }
-        if !pass.is_empty() {
-            set(PASS_HEADER, &pass)?;
+            headers.push((Attempt::HEADER, Attempt::FIRST));
         }
         if self.body.is_some() {
-            set(CONTENT_SHA256_HEADER, &signed.body.to_string())?;
-            set(IDEMPOTENCY_KEY_HEADER, self.idempotency_key)?;
+            headers.push((CONTENT_SHA256_HEADER, body.as_str()));
+            headers.push((IDEMPOTENCY_KEY_HEADER, self.idempotency_key));
         }
-        set(SIGNATURE_HEADER, &signed.sign(&config.edge_key, now))?;
-        Ok(headers)
+        let headers = Headers(headers);
+        serde_json::to_string(&Settings { method, redirect: "manual", headers, body: self.body })
+    }
+}
+
+/// Members of `RequestInit`. They leave WebAssembly as one string: to set each member and each header would take a
+/// call for each.
+#[derive(Debug, Serialize)]
+struct Settings<'a> {
+    method: &'a str,
+    redirect: &'a str,
+    headers: Headers<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    body: Option<&'a str>,
+}
+
+/// Names and values of headers; an object in JSON.
+#[derive(Debug)]
+struct Headers<'a>(Vec<(&'a str, &'a str)>);
+
+impl Serialize for Headers<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().copied())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const SIGNED_AT: i64 = 1_700_000_000_000;
+
+    fn settings(request: CoreRequest<'_>) -> Value {
+        let key: NamedKey = "k1:AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyA".parse().unwrap();
+        let user_ids = UserIdRule::verbatim("sub", "issuer");
+        let text = request.settings(&key, &user_ids, Timestamp::from_ms(SIGNED_AT).unwrap());
+        serde_json::from_str(&text.unwrap()).unwrap()
+    }
+
+    fn names(settings: &Value) -> Vec<&str> {
+        let mut names: Vec<_> = settings["headers"].as_object().unwrap().keys().map(String::as_str).collect();
+        names.sort_unstable();
+        names
+    }
+
+    #[test]
+    fn a_claim_has_its_body_and_every_header_that_applies() {
+        let claim = CoreRequest {
+            body: Some(r#"{"user_id":"alice"}"#),
+            user: "alice",
+            client_ip: "192.0.2.1",
+            idempotency_key: "key-1",
+            attempt: Attempt::First,
+            pass: Some("shown:1".parse().unwrap()),
+            traceparent: "00-trace-span-01",
+            ..CoreRequest::new(CallKind::Claims, "/internal/v1/claims", "r-1")
+        };
+        let settings = settings(claim);
+        assert_eq!((&settings["method"], &settings["redirect"]), (&json!("POST"), &json!("manual")));
+        assert_eq!(settings["body"], r#"{"user_id":"alice"}"#);
+        for (name, value) in [
+            ("content-type", "application/json"),
+            ("claimgate-attempt", "1"),
+            ("x-request-id", "r-1"),
+            ("traceparent", "00-trace-span-01"),
+            ("x-claimgate-key", "k1"),
+            ("x-claimgate-timestamp", "1700000000000"),
+            ("x-claimgate-user", "alice"),
+            ("x-claimgate-client-ip", "192.0.2.1"),
+            ("x-claimgate-pass", "shown:1"),
+            ("x-claimgate-idempotency-key", "key-1"),
+        ] {
+            assert_eq!(settings["headers"][name], value, "{name}");
+        }
+        let rest = ["x-claimgate-content-sha256", "x-claimgate-signature", "x-claimgate-user-ids"];
+        assert!(rest.iter().all(|name| names(&settings).contains(name)), "{settings}");
+        assert_eq!(names(&settings).len(), 13);
+    }
+
+    #[test]
+    fn a_read_without_a_user_has_no_body_and_an_empty_user() {
+        let settings = settings(CoreRequest::new(CallKind::Views, "/internal/v1/campaigns/demo", "r-1"));
+        assert_eq!((&settings["method"], settings.get("body")), (&json!("GET"), None));
+        assert_eq!(settings["headers"]["x-claimgate-user"], "");
+        let expected = [
+            "x-claimgate-client-ip",
+            "x-claimgate-key",
+            "x-claimgate-signature",
+            "x-claimgate-timestamp",
+            "x-claimgate-user",
+            "x-request-id",
+        ];
+        assert_eq!(names(&settings), expected);
     }
 }
