@@ -1,15 +1,44 @@
 //! Rate limits per user and per address, enforced by the platform's rate limiters.
 
+use std::cell::OnceCell;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::thread::LocalKey;
 
 use claimgate_shared::{Code, Problem, UserId};
-use worker::Env;
-use worker::js_sys::Reflect;
+use wasm_bindgen::{JsCast as _, JsValue, intern};
+use worker::js_sys::futures::JsFuture;
+use worker::js_sys::{Object, Reflect};
+use worker::{Env, worker_sys};
 
 use crate::config::RateConfig;
 
-const PER_USER: &str = "RATE_PER_USER";
-const PER_ADDRESS: &str = "RATE_PER_ADDRESS";
+thread_local! {
+    static PER_USER: Binding = const { Binding::new("RATE_PER_USER") };
+    static PER_ADDRESS: Binding = const { Binding::new("RATE_PER_ADDRESS") };
+}
+
+/// A binding of an isolate's environment, which never changes.
+#[derive(Debug)]
+struct Binding {
+    name: &'static str,
+    /// The bound limiter; `None` without the binding.
+    limiter: OnceCell<Option<worker_sys::RateLimiter>>,
+}
+
+impl Binding {
+    const fn new(name: &'static str) -> Self {
+        Self { name, limiter: OnceCell::new() }
+    }
+
+    fn limiter(&self, env: &Env) -> Option<worker_sys::RateLimiter> {
+        let limiter = self.limiter.get_or_init(|| {
+            let bound = Reflect::get(env, &self.name.into()).ok()?;
+            // If the binding is not a limiter, each call of it fails.
+            (!bound.is_undefined()).then(|| bound.unchecked_into())
+        });
+        limiter.clone()
+    }
+}
 
 /// The kinds of requests that are counted separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,16 +85,19 @@ impl RateLimiter<'_> {
     /// `rate_limited` over the limit; `overloaded` if the limiter fails and is configured to fail closed.
     pub async fn check_address(&self, scope: LimitScope, address: Option<IpAddr>) -> Result<(), Problem> {
         let who = address.map_or_else(|| "unknown".to_owned(), network);
-        self.check(PER_ADDRESS, scope.key(&who)).await
+        self.check(&PER_ADDRESS, &scope.key(&who)).await
     }
 
     /// Counts a request by `user` in `scope`.
     pub async fn check_user(&self, scope: LimitScope, user: &UserId) -> Result<(), Problem> {
-        self.check(PER_USER, scope.key(user.as_str())).await
+        self.check(&PER_USER, &scope.key(user.as_str())).await
     }
 
-    async fn check(&self, limiter: &str, key: String) -> Result<(), Problem> {
-        match self.is_within(limiter, key).await {
+    async fn check(&self, binding: &'static LocalKey<Binding>, key: &str) -> Result<(), Problem> {
+        let Some(limiter) = binding.with(|binding| binding.limiter(self.env)) else {
+            return Ok(());
+        };
+        match is_within(&limiter, key).await {
             Ok(true) => Ok(()),
             Ok(false) => {
                 let period_s = self.config.period_s;
@@ -73,19 +105,20 @@ impl RateLimiter<'_> {
                 Err(Problem { retry_after_s: Some(period_s), ..Problem::new(Code::RateLimited, detail) })
             }
             Err(error) => {
-                worker::console_warn!("{limiter} failed: {error}");
+                worker::console_warn!("{} failed: {error:?}", binding.with(|binding| binding.name));
                 self.config.on_failure()
             }
         }
     }
+}
 
-    async fn is_within(&self, limiter: &str, key: String) -> worker::Result<bool> {
-        // Without the binding there is no limit.
-        if Reflect::get(self.env, &limiter.into()).is_ok_and(|bound| bound.is_undefined()) {
-            return Ok(true);
-        }
-        Ok(self.env.rate_limiter(limiter)?.limit(key).await?.success)
-    }
+/// Counts a request for `key`. Replaces the worker crate's `limit`, which converts both objects through serde.
+async fn is_within(limiter: &worker_sys::RateLimiter, key: &str) -> Result<bool, JsValue> {
+    let counted = Object::new();
+    Reflect::set(&counted, &intern("key").into(), &key.into())?;
+    let outcome = JsFuture::from(limiter.limit(counted)?).await?;
+    let success = Reflect::get(&outcome, &intern("success").into())?.as_bool();
+    success.ok_or_else(|| "the outcome has no `success`".into())
 }
 
 /// Parses the client's address: a header's value, or workerd's peer with a port. Uses the last item of a

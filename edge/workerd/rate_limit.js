@@ -5,7 +5,6 @@ const KEYS_MAX = 100_000;
 const LIMIT_MAX = 1_000_000;
 const PERIOD_S_MAX = 3_600;
 
-// workers-rs recognizes the binding by its class name.
 export class Ratelimit {
     #limit;
     #periodMs;
