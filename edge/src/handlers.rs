@@ -1,5 +1,6 @@
 //! Request handlers. Each is a list of steps, in the order in which they may reject a request.
 
+use std::cell::OnceCell;
 use std::net::IpAddr;
 use std::pin::pin;
 use std::rc::Rc;
@@ -68,6 +69,8 @@ pub struct Handler<'a> {
     pub config: Rc<Config>,
     /// The request's ids.
     pub ids: Ids<'a>,
+    /// The client's address, once it has been read.
+    pub address: OnceCell<Option<IpAddr>>,
 }
 
 impl Handler<'_> {
@@ -245,11 +248,13 @@ impl Handler<'_> {
     }
 
     pub(crate) fn address(&self) -> Option<IpAddr> {
-        let text = match &self.config.client_address {
-            ClientAddress::Header(name) => self.header(name),
-            ClientAddress::Peer => self.request.peer(),
-        };
-        rate_limit::parse_address(text.as_deref())
+        *self.address.get_or_init(|| {
+            let text = match &self.config.client_address {
+                ClientAddress::Header(name) => self.header(name),
+                ClientAddress::Peer => self.request.peer(),
+            };
+            rate_limit::parse_address(text.as_deref())
+        })
     }
 
     /// Returns a valid snapshot, or the problem that core returned.

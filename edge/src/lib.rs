@@ -213,7 +213,7 @@ async fn route(
     }
     let handler = || {
         let config = config.clone()?;
-        Ok(Handler { request, env, context, config, ids })
+        Ok(Handler { request, env, context, config, ids, address: OnceCell::new() })
     };
     match route {
         Route::Live => Ok(handlers::live()),

@@ -59,8 +59,8 @@ impl Request {
 
     /// Returns the peer address of the connection as text, if the runtime provides it.
     pub fn peer(&self) -> Option<String> {
-        let cf = Reflect::get(&self.raw, &"cf".into()).ok()?;
-        Reflect::get(&cf, &"clientIp".into()).ok()?.as_string()
+        let cf = Reflect::get(&self.raw, &intern("cf").into()).ok()?;
+        Reflect::get(&cf, &intern("clientIp").into()).ok()?.as_string()
     }
 }
 
