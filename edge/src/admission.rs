@@ -119,14 +119,22 @@ impl ClaimHead {
         }
     }
 
-    /// Returns the claim to send to core. `new_key` is used if the browser sent no key.
-    pub fn into_request(self, user: UserId, quantity: Quantity, new_key: IdempotencyKey) -> ClaimRequest {
-        ClaimRequest {
+    /// Returns the claim to send to core. Calls `new_key` if the browser sent no key.
+    ///
+    /// # Errors
+    /// The error of `new_key`.
+    pub fn into_request(
+        self,
+        user: UserId,
+        quantity: Quantity,
+        new_key: impl FnOnce() -> Result<IdempotencyKey, Problem>,
+    ) -> Result<ClaimRequest, Problem> {
+        Ok(ClaimRequest {
             campaign_id: self.campaign,
             user_id: user,
             quantity,
-            idempotency_key: self.key.unwrap_or(new_key),
-        }
+            idempotency_key: self.key.map_or_else(new_key, Ok)?,
+        })
     }
 }
 

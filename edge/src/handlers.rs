@@ -98,7 +98,7 @@ impl Handler<'_> {
             None => None,
         };
         let attempt = head.attempt();
-        self.forward(&head.into_request(user, quantity, new_key()?), attempt, pass).await
+        self.forward(&head.into_request(user, quantity, new_key)?, attempt, pass).await
     }
 
     /// Handles `GET /v1/claims/{claim_id}`: returns core's response about the caller's own claim.
