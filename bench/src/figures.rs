@@ -17,6 +17,7 @@ pub enum Unit {
     CpuMicroseconds,
     Seconds,
     Bytes,
+    Kilobytes,
     Mebibytes,
 }
 
@@ -33,6 +34,7 @@ impl Unit {
             Self::Microseconds => format!("{:.1} ms", value / 1000.0),
             Self::Seconds => format!("{value:.2} s"),
             Self::Bytes => format!("{value:.1} B"),
+            Self::Kilobytes => format!("{value:.1} KB"),
             Self::Mebibytes => format!("{value:.1} MiB"),
         }
     }

@@ -27,6 +27,7 @@ const CHARTS: &[(&str, Unit)] = &[
     ("Claims per batch", Unit::Claims),
     ("Bytes of Redis per claim", Unit::Bytes),
     ("Core's resident memory", Unit::Mebibytes),
+    ("The Worker, gzipped", Unit::Kilobytes),
 ];
 
 pub fn page(session: &Session, machine: &Value) -> String {

@@ -31,8 +31,13 @@ const RATIO: &Definition =
 /// The directory that `scripts/previous.sh edge` prints.
 const PREVIOUS: &str = "CLAIMGATE_PREVIOUS_EDGE";
 
+/// Returns the directory of the previous version's edge, if it was built.
+pub fn directory() -> Option<PathBuf> {
+    std::env::var_os(PREVIOUS).filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
 async fn run(session: &mut Session) -> anyhow::Result<()> {
-    let Some(previous) = std::env::var_os(PREVIOUS).filter(|path| !path.is_empty()) else {
+    let Some(previous) = directory() else {
         session.say(format_args!("not measured: {PREVIOUS} is not set"));
         while session.next_round().is_some() {}
         return Ok(());
@@ -46,7 +51,7 @@ async fn run(session: &mut Session) -> anyhow::Result<()> {
     let loads = Loads {
         workers: [
             Workers::start(&server.core, "this-version", &keys).await,
-            Workers::start_at(&PathBuf::from(previous), &server.core, "previous-version", &keys).await,
+            Workers::start_at(&previous, &server.core, "previous-version", &keys).await,
         ],
         requests: [claims.clone(), claims],
     };

@@ -1,7 +1,8 @@
-//! The Worker's start in plain workerd, as shipped.
+//! The Worker's size, and its start in plain workerd, as shipped.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use support::Core;
 use support::edge::{ProcessGroup, emptied, root, tool};
 use support::process::free_address;
 
-use super::Group;
+use super::{Group, previous};
 use crate::budget::Cost;
 use crate::figures::{Definition, Unit};
 use crate::median::median;
@@ -18,12 +19,15 @@ use crate::session::Session;
 
 pub const GROUP: Group = Group {
     name: "start",
-    about: "the Worker's start in workerd, until its first response",
-    figures: &[START],
+    about: "the Worker's size, and its start in workerd until its first response",
+    figures: &[GROWTH, SIZE, START],
     parts: &[Cost::of(0.5, 1.0, 0.0)],
     run: |session| Box::pin(run(session)),
 };
 
+const GROWTH: &Definition =
+    &Definition::at_most("the Worker, gzipped, ÷ previous version", Unit::Ratio, 1.1).once();
+const SIZE: &Definition = &Definition::info("the Worker, gzipped", Unit::Kilobytes).once();
 const START: &Definition = &Definition::info("workerd's start until the edge responds", Unit::Microseconds);
 
 /// Number of starts in each round.
@@ -38,12 +42,37 @@ async fn run(session: &mut Session) -> anyhow::Result<()> {
     start(&core)?;
     while let Some(round) = session.next_round() {
         session.begin_round();
+        if round == 1 {
+            add_size(session)?;
+        }
         let starts: Vec<_> = session.measure(async { (0..STARTS).map(|_| start(&core)).collect() }).await?;
         let start_us = median(&starts);
         session.say(format_args!("round {round} · start of the edge: {:.0} ms", start_us / 1000.0));
         session.add(START, start_us);
     }
     Ok(())
+}
+
+/// Adds the Worker's size, and compares it with the previous version's if that was built.
+fn add_size(session: &mut Session) -> anyhow::Result<()> {
+    let size = size_kb(root())?;
+    session.add(SIZE, size);
+    if let Some(previous) = previous::directory() {
+        session.add(GROWTH, size / size_kb(&previous)?);
+    }
+    Ok(())
+}
+
+/// Returns the upload size of the Worker in the directory `version`, as `scripts/build-worker.sh` computes it.
+fn size_kb(version: &Path) -> anyhow::Result<f64> {
+    let mut bytes = 0;
+    for file in ["index_bg.wasm", "index.js"] {
+        let file = version.join("edge/build").join(file);
+        let gzip = Command::new("gzip").arg("-9c").arg(&file).output()?;
+        ensure!(gzip.status.success(), "gzip cannot read {}", file.display());
+        bytes += u32::try_from(gzip.stdout.len())?;
+    }
+    Ok(f64::from(bytes) / 1000.0)
 }
 
 /// Starts workerd with the edge's own configuration. Returns the microseconds until the Worker's first response, which
