@@ -7,7 +7,7 @@ use std::thread::LocalKey;
 use claimgate_shared::{Code, Problem, UserId};
 use wasm_bindgen::{JsCast as _, JsValue, intern};
 use worker::js_sys::futures::JsFuture;
-use worker::js_sys::{Object, Reflect};
+use worker::js_sys::{Object, Promise, Reflect};
 use worker::{Env, worker_sys};
 
 use crate::config::RateConfig;
@@ -112,11 +112,16 @@ impl RateLimiter<'_> {
     }
 }
 
-/// Counts a request for `key`. Replaces the worker crate's `limit`, which converts both objects through serde.
+/// Counts a request for `key`. Replaces the worker crate's `limit`, which converts both objects through serde and
+/// always expects a promise.
 async fn is_within(limiter: &worker_sys::RateLimiter, key: &str) -> Result<bool, JsValue> {
     let counted = Object::new();
     Reflect::set(&counted, &intern("key").into(), &key.into())?;
-    let outcome = JsFuture::from(limiter.limit(counted)?).await?;
+    let outcome = match JsValue::from(limiter.limit(counted)?).dyn_into::<Promise>() {
+        Ok(outcome) => JsFuture::from(outcome).await?,
+        // The limiter for plain workerd returns no promise.
+        Err(outcome) => outcome,
+    };
     let success = Reflect::get(&outcome, &intern("success").into())?.as_bool();
     success.ok_or_else(|| "the outcome has no `success`".into())
 }
