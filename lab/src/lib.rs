@@ -7,9 +7,6 @@
 
 // Counts are converted to floating-point figures.
 #![allow(clippy::cast_precision_loss)]
-// Only this package's binary and tests use these functions: an error means that a server failed, and ends the
-// contest.
-#![allow(clippy::missing_errors_doc)]
 
 pub mod addresses;
 pub mod app;

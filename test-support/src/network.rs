@@ -99,11 +99,6 @@ impl Network {
         self.faults.send_modify(|now| _ = now.out_of_reach.insert(server));
     }
 
-    /// Ends [`Self::out_of_reach`] for the server.
-    pub fn within_reach(&self, server: usize) {
-        self.faults.send_modify(|now| _ = now.out_of_reach.remove(&server));
-    }
-
     /// Stops replication to this server, which stays connected and may be promoted in its current state.
     pub fn hold_replication(&self, server: usize) {
         self.faults.send_modify(|now| _ = now.held.insert(server));

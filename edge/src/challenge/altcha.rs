@@ -143,9 +143,6 @@ impl AltchaSecrets {
     }
 
     /// Signs a challenge to find `key`. Sets the key's beginning and its signature.
-    ///
-    /// # Errors
-    /// Never in practice: all parameters can be serialized as JSON.
     pub(super) fn sign(
         &self,
         mut parameters: AltchaParameters,
@@ -159,9 +156,6 @@ impl AltchaSecrets {
     }
 
     /// Checks at `now` that `payload`, as ALTCHA's solvers send it, solves a challenge that was issued for `data`.
-    ///
-    /// # Errors
-    /// The first rule that the payload breaks.
     pub(super) fn check(&self, payload: &str, data: &AltchaData, now: Timestamp) -> Result<(), AltchaError> {
         let json = STANDARD.decode(payload).map_err(|_| AltchaError::Malformed)?;
         // Code that parses the types would make the Worker several kilobytes larger. The members of a `Value` are in

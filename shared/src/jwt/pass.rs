@@ -49,9 +49,6 @@ struct SignedMembers<'a> {
 
 impl Pass {
     /// Signs the pass with HS256. Fractions of a second shorten its validity.
-    ///
-    /// # Errors
-    /// Never in practice: every pass can be serialized as JSON.
     pub fn sign(&self, key: &NamedKey) -> Result<String, serde_json::Error> {
         let header = Header { alg: "HS256", typ: PASS_TYPE, kid: &key.kid };
         let payload = SignedMembers {
@@ -97,9 +94,6 @@ impl PassCheck<'_> {
     }
 
     /// Checks the payload of `pass`. Trust the result only if the signature is verified too.
-    ///
-    /// # Errors
-    /// The first rule that the payload breaks.
     pub fn shown(&self, pass: &SignedToken<'_>) -> Result<ShownPass, TokenRejection> {
         let payload: Payload = object(&pass.payload()?)
             .map_err(|why| if why.is_data() { TokenError::PassMembers } else { TokenError::Malformed })?;

@@ -84,9 +84,6 @@ impl TokenRules {
     }
 
     /// Checks the JSON `payload` at `now` and returns its `sub`, if it has one.
-    ///
-    /// # Errors
-    /// The first broken rule.
     pub(super) fn check(&self, payload: &[u8], now: Timestamp) -> Result<Option<String>, TokenRejection> {
         let claims: Payload = object(payload).map_err(|why| unreadable(&why))?;
         check_times(claims.exp, claims.nbf, self.leeway_s, now)?;

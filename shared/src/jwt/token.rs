@@ -102,9 +102,6 @@ impl<'a> SignedToken<'a> {
     }
 
     /// Checks the payload by `rules` at `now`. A token that passes may still be signed by anyone.
-    ///
-    /// # Errors
-    /// The first rule that the payload breaks.
     pub fn check(&self, rules: &TokenRules, now: Timestamp) -> Result<(), TokenRejection> {
         rules.check(&self.payload()?, now).map(|_| ())
     }
