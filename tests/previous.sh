@@ -6,4 +6,4 @@ cd "$(dirname "$0")/.."
 CLAIMGATE_PREVIOUS_BIN=$(scripts/previous.sh core)
 CLAIMGATE_PREVIOUS_EDGE=$(scripts/previous.sh edge)
 export CLAIMGATE_PREVIOUS_BIN CLAIMGATE_PREVIOUS_EDGE
-cargo test -p claimgate-tests --test faults rolling_upgrade -- --nocapture
+cargo test --workspace --test faults rolling_upgrade -- --nocapture
