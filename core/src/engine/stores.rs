@@ -68,7 +68,7 @@ impl Stores {
         let outbox_max = self.redis.outbox_max();
         let call = Claim { zone: &campaign.zone, wanted, outbox_max, trace: trace.as_deref() };
         let decided = self.call(handle, &call).await?;
-        if !handle.counts()
+        if !handle.has_begun_count()
             && let Some(first) = first_sequence(&decided)
         {
             handle.begin_count(first.saturating_sub(1));

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use claimgate_shared::admin::user_ids::UserIdsView;
 use claimgate_shared::user_id::Scheme;
-use claimgate_shared::{CampaignId, Timestamp, UserId};
+use claimgate_shared::{Timestamp, UserId};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::OwnedMutexGuard;
 
@@ -55,13 +55,8 @@ pub struct UserIdsState {
     pinned: RwLock<Option<PinnedScheme>>,
     /// Taken while a scheme is pinned, so that a crowd's first claims pin it once.
     pinning: tokio::sync::Mutex<()>,
-    /// Taken while a campaign is checked, so that a crowd's first claims check it once.
-    checking: Arc<tokio::sync::Mutex<Option<Unfit>>>,
     rejection: Mutex<Option<Rejection>>,
 }
-
-/// The last campaign that was found to have claims under other user ids, and when.
-type Unfit = (CampaignId, Instant);
 
 /// The last rejection.
 #[derive(Debug)]
@@ -116,7 +111,7 @@ impl UserIds {
     }
 
     /// Checks that all claims of a campaign, present and future, have ids of the `pinned` scheme. Returns the
-    /// campaign, which is checked then, unless it is evicted.
+    /// campaign, which is checked, or evicted.
     ///
     /// # Errors
     /// [`EngineError::UserIdsDiffer`] if a claim has another id; [`EngineError::LoadingElsewhere`], or a
@@ -127,7 +122,7 @@ impl UserIds {
         pinned: PinnedScheme,
     ) -> Result<Arc<Campaign>, EngineError> {
         // Taken before the task begins, so that callers who have left do not stay in the queue.
-        let turn = Arc::clone(&self.state.checking).lock_owned().await;
+        let turn = Arc::clone(&handle.user_ids_check).lock_owned().await;
         let campaign = handle.campaign();
         // Another claim may have had the turn before.
         if !pinned.requires_check_of(&campaign) {
@@ -145,19 +140,18 @@ impl UserIds {
         self,
         handle: Arc<CampaignHandle>,
         pinned: PinnedScheme,
-        mut unfit: OwnedMutexGuard<Option<Unfit>>,
+        mut differed_at: OwnedMutexGuard<Option<Instant>>,
     ) -> Result<Arc<Campaign>, EngineError> {
-        let id = handle.campaign().id.clone();
-        let is_known = unfit.as_ref().is_some_and(|(last, at)| *last == id && at.elapsed() < RECHECK_AFTER);
-        if !is_known {
+        if differed_at.is_none_or(|at| at.elapsed() >= RECHECK_AFTER) {
             // The load reads the scheme from SQL, which may have lost it.
             self.refresh().await?;
             if let Some(campaign) = self.recovery.check_user_ids(&handle, pinned).await? {
                 return Ok(campaign);
             }
-            *unfit = Some((id.clone(), Instant::now()));
+            *differed_at = Some(Instant::now());
         }
-        Err(self.rejected(UserIdsDiffer::Claims { pinned: pinned.scheme, campaign: id }))
+        let campaign = handle.campaign().id.clone();
+        Err(self.rejected(UserIdsDiffer::Claims { pinned: pinned.scheme, campaign }))
     }
 
     /// Checks the scheme of an edge that reads for one of its users.

@@ -25,6 +25,9 @@ pub struct CampaignHandle {
     pub keys: Keys,
     /// The missing events that the metrics include already.
     pub counted_losses: CountedLosses,
+    /// Taken while the campaign's user ids are checked, so that a crowd's first claims check them once. When the last
+    /// check found ids of another scheme.
+    pub user_ids_check: Arc<tokio::sync::Mutex<Option<Instant>>>,
     rules: RwLock<Arc<Campaign>>,
     sequence: AtomicU64,
     /// The sequence up to which [`Self::take_new_claims`] has counted; `u64::MAX` until [`Self::begin_count`].
@@ -85,6 +88,7 @@ impl CampaignHandle {
         Self {
             keys: Keys::of(&campaign.id),
             counted_losses: CountedLosses::default(),
+            user_ids_check: Arc::default(),
             sequence: AtomicU64::new(campaign.high_water_mark.sequence),
             sampled_sequence: AtomicU64::new(u64::MAX),
             events: AtomicU64::new(campaign.high_water_mark.events),
@@ -327,8 +331,8 @@ impl CampaignHandle {
         let _ = sampled.compare_exchange(u64::MAX, sequence, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// Returns whether the count of new claims has begun.
-    pub fn counts(&self) -> bool {
+    /// Returns whether [`Self::begin_count`] was called.
+    pub fn has_begun_count(&self) -> bool {
         self.sampled_sequence.load(Ordering::Acquire) != u64::MAX
     }
 

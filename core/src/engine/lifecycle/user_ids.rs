@@ -21,7 +21,7 @@ use crate::step;
 
 impl Recovery {
     /// Ensures that all claims of a campaign, present and future, have ids of the `pinned` scheme. Returns the
-    /// campaign, which is checked then or evicted; `None` if a claim has another id.
+    /// campaign, which is checked, or evicted; `None` if a claim has another id.
     ///
     /// # Errors
     /// [`EngineError::LoadingElsewhere`] if another task has the campaign's lease, or a store's error.
