@@ -317,20 +317,29 @@ async fn rows_lost_by_sql_are_reported_when_it_is_back() {
     fixture.sql.run("DELETE FROM claims WHERE campaign_id = 'demo' AND sequence > 70".to_owned()).await;
     row.fault();
     // The loss is reported each time SQL is back, and counted once.
-    for (round, users) in [(1, 80..85), (2, 85..90)] {
+    let reports = |log: &str| {
+        let is_report = |line: &&str| line.contains("ERROR") && line.contains("reconcile demo --repair");
+        log.lines().filter(is_report).count()
+    };
+    for users in [80..85, 85..90] {
+        let reported = reports(&fixture.core.log());
         fixture.postgres().stop_immediately().await;
         fixture.postgres().start_again().await;
         // Claims relayed in the meantime must not hide the loss.
         assert_eq!(winners(&checker, &fixture.core, users).await, 5);
         eventually(SOON, || async {
             let log = fixture.core.log();
-            let is_report = |line: &&str| line.contains("ERROR") && line.contains("reconcile demo --repair");
             // A core that stalls also checks after its silence.
-            let is_reported = log.lines().filter(is_report).count() >= round;
-            holds(is_reported && !log.contains("reconcile whole"), || log.clone())
+            holds(reports(&log) > reported && !log.contains("reconcile whole"), || log.clone())
         })
         .await;
-        assert_eq!(lost_events(&fixture.core).await, 10, "round {round}");
+        // Events that are being relayed may hide a part of the loss for now.
+        eventually(SOON, || async {
+            let lost = lost_events(&fixture.core).await;
+            assert!(lost <= 10, "{lost} counted of 10");
+            holds(lost == 10, || format!("{lost} counted of 10"))
+        })
+        .await;
     }
     // A repair compares no totals while claims are pending for SQL.
     fixture.relayed("demo").await;

@@ -127,8 +127,8 @@ async fn compare_one(
         pending.handle.suspect_sql_loss();
         return Ok(false);
     }
-    let lost = report_lost(engine, &pending.handle, &snapshot).await?;
-    pending.was_busy = lost == 0 && snapshot.backlog > 0;
+    report_lost(engine, pending, &snapshot).await?;
+    pending.was_busy = snapshot.backlog > 0;
     Ok(pending.was_busy)
 }
 
@@ -146,21 +146,23 @@ async fn is_older_copy(
     Ok(handle.is_ahead_of(row.as_ref()) || row.as_ref().is_some_and(lacks))
 }
 
-/// Reports and returns the minimum number of events that SQL has lost. Some of the backlog may already be in
-/// SQL, so the loss may be larger. A loss that is not repaired is logged again, and not counted again.
+/// Reports the minimum number of events that SQL has lost. Some of the backlog may already be in SQL, so the loss may be
+/// larger; a second comparison reports it if it is. A loss that is not repaired is logged each time SQL is back, and
+/// counted once.
 async fn report_lost(
     engine: &Engine,
-    handle: &CampaignHandle,
+    pending: &PendingComparison,
     snapshot: &CampaignSnapshot,
-) -> Result<u64, SqlError> {
-    let campaign = handle.campaign();
+) -> Result<(), SqlError> {
+    let campaign = pending.handle.campaign();
     let id = &campaign.id;
     // SQL is read after Redis, so an intact database has at least what the snapshot shows.
     let totals = engine.stores.sql.totals(id).await?;
     let lost = snapshot.revisions.saturating_sub(snapshot.backlog + totals.revisions);
-    if lost > 0 {
-        metrics::LOST.add(handle.counted_losses.add_lost(campaign.epoch, lost));
+    let new = pending.handle.counted_losses.add_lost(campaign.epoch, lost);
+    metrics::LOST.add(new);
+    if lost > 0 && (new > 0 || !pending.was_busy) {
         tracing::error!(campaign = %id, lost, "SQL has lost claims that Redis holds: run `claimgate reconcile {id} --repair`");
     }
-    Ok(lost)
+    Ok(())
 }

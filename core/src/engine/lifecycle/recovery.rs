@@ -220,7 +220,7 @@ impl Recovery {
             let (epoch, seconds) = (adopted.epoch.get(), started.elapsed().as_secs_f64());
             tracing::info!(campaign = %adopted.id, epoch, relayed, seconds, "adopted unchanged from Redis");
             metrics::ADOPTIONS.add(1);
-            handle.counted_losses.keep(handle.campaign().epoch, adopted.epoch);
+            handle.counted_losses.keep(row.epoch, adopted.epoch);
             self.record_recovered(handle, adopted);
             handle.request_row_check();
             return Ok(Recovered::Adopted);
