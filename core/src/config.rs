@@ -581,9 +581,12 @@ fn tokens(admin: &str) -> Result<Tokens, ConfigError> {
     Ok(tokens)
 }
 
-/// Returns 32 random bytes as base64url.
+/// Number of bytes of [`random_text`].
+pub(crate) const RANDOM_BYTES: usize = 32;
+
+/// Returns random bytes as base64url.
 pub(crate) fn random_text() -> Result<String, getrandom::Error> {
-    let mut bytes = [0; 32];
+    let mut bytes = [0; RANDOM_BYTES];
     getrandom::fill(&mut bytes)?;
     Ok(URL_SAFE_NO_PAD.encode(bytes))
 }

@@ -8,12 +8,14 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::report::{Finding, Report};
 use super::setup::{Database, Redis, Setup, WAIT};
-use crate::config::random_text;
+use crate::config::{RANDOM_BYTES, random_text};
 
 const CHECK: &str = "system.disk";
 const SYNCS_MAX: usize = 15;
@@ -149,10 +151,16 @@ impl Drop for ProbeFile {
     }
 }
 
+/// Returns whether `name` is that of a temporary file of this check, and of no other file.
+fn is_probe(name: &str) -> bool {
+    let random = name.strip_prefix(PROBE_PREFIX).and_then(|rest| rest.strip_prefix('.'));
+    random.is_some_and(|random| URL_SAFE_NO_PAD.decode(random).is_ok_and(|bytes| bytes.len() == RANDOM_BYTES))
+}
+
 /// Removes the temporary files of processes that have ended, as far as possible.
 fn remove_leftovers(directory: &Path) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-        let is_probe = entry.file_name().to_string_lossy().starts_with(PROBE_PREFIX);
+        let is_probe = entry.file_name().to_str().is_some_and(is_probe);
         let modified = || entry.metadata().and_then(|metadata| metadata.modified()).ok();
         let age = || modified().and_then(|at| at.elapsed().ok());
         if is_probe && age().is_some_and(|age| age > LEFTOVER_AGE) {
@@ -211,11 +219,16 @@ mod tests {
     #[test]
     fn a_measurement_names_its_figures_and_leaves_no_file() {
         let directory = tempfile::tempdir().unwrap();
-        let leftover = File::create(directory.path().join(format!("{PROBE_PREFIX}.killed"))).unwrap();
-        leftover.set_modified(SystemTime::now() - 2 * LEFTOVER_AGE).unwrap();
+        let other = format!("{PROBE_PREFIX}-report.txt");
+        for name in [format!("{PROBE_PREFIX}.{}", random_text().unwrap()), other.clone()] {
+            let old = File::create(directory.path().join(name)).unwrap();
+            old.set_modified(SystemTime::now() - 2 * LEFTOVER_AGE).unwrap();
+        }
         let syncs = Syncs::measure(directory.path()).unwrap();
         assert!((1..=SYNCS_MAX).contains(&syncs.count) && syncs.median <= syncs.slowest, "{syncs:?}");
-        assert!(directory.path().read_dir().unwrap().next().is_none());
+        let left: Vec<_> =
+            directory.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, [other.as_str()], "it removes a file of a killed process, and no other");
         let syncs = Syncs::of([2, 1, 4].map(Duration::from_millis).to_vec());
         assert_eq!(syncs.to_string(), "median 2.0 ms, slowest 4.0 ms of 3 syncs");
     }
