@@ -30,13 +30,14 @@ impl Binding {
         Self { name, limiter: OnceCell::new() }
     }
 
-    fn limiter(&self, env: &Env) -> Option<worker_sys::RateLimiter> {
-        let limiter = self.limiter.get_or_init(|| {
-            let bound = Reflect::get(env, &self.name.into()).ok()?;
-            // If the binding is not a limiter, each call of it fails.
-            (!bound.is_undefined()).then(|| bound.unchecked_into())
-        });
-        limiter.clone()
+    fn limiter(&self, env: &Env) -> Result<Option<worker_sys::RateLimiter>, JsValue> {
+        if let Some(limiter) = self.limiter.get() {
+            return Ok(limiter.clone());
+        }
+        let bound = Reflect::get(env, &self.name.into())?;
+        // If the binding is not a limiter, each call of it fails.
+        let limiter = (!bound.is_undefined()).then(|| bound.unchecked_into());
+        Ok(self.limiter.get_or_init(|| limiter).clone())
     }
 }
 
@@ -94,10 +95,12 @@ impl RateLimiter<'_> {
     }
 
     async fn check(&self, binding: &'static LocalKey<Binding>, key: &str) -> Result<(), Problem> {
-        let Some(limiter) = binding.with(|binding| binding.limiter(self.env)) else {
-            return Ok(());
+        let is_within = match binding.with(|binding| binding.limiter(self.env)) {
+            Ok(None) => return Ok(()),
+            Ok(Some(limiter)) => is_within(&limiter, key).await,
+            Err(error) => Err(error),
         };
-        match is_within(&limiter, key).await {
+        match is_within {
             Ok(true) => Ok(()),
             Ok(false) => {
                 let period_s = self.config.period_s;
@@ -117,13 +120,14 @@ impl RateLimiter<'_> {
 async fn is_within(limiter: &worker_sys::RateLimiter, key: &str) -> Result<bool, JsValue> {
     let counted = Object::new();
     Reflect::set(&counted, &intern("key").into(), &key.into())?;
-    let outcome = match JsValue::from(limiter.limit(counted)?).dyn_into::<Promise>() {
-        Ok(outcome) => JsFuture::from(outcome).await?,
-        // The limiter for plain workerd returns no promise.
-        Err(outcome) => outcome,
-    };
-    let success = Reflect::get(&outcome, &intern("success").into())?.as_bool();
-    success.ok_or_else(|| "the outcome has no `success`".into())
+    let success = |outcome: &JsValue| Reflect::get(outcome, &intern("success").into());
+    let outcome = JsValue::from(limiter.limit(counted)?);
+    // The limiter for plain workerd returns no promise.
+    if let Some(success) = success(&outcome)?.as_bool() {
+        return Ok(success);
+    }
+    let outcome = JsFuture::from(Promise::resolve(&outcome)).await?;
+    success(&outcome)?.as_bool().ok_or_else(|| "the outcome has no `success`".into())
 }
 
 /// Parses the client's address: a header's value, or workerd's peer with a port. Uses the last item of a
