@@ -156,12 +156,17 @@ mod tests {
 
     use super::*;
 
-    const SIGNED_AT: i64 = 1_700_000_000_000;
+    fn key() -> NamedKey {
+        "k1:AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyA".parse().unwrap()
+    }
+
+    fn signed_at() -> Timestamp {
+        Timestamp::from_ms(1_700_000_000_000).unwrap()
+    }
 
     fn settings(request: CoreRequest<'_>) -> Value {
-        let key: NamedKey = "k1:AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyA".parse().unwrap();
         let user_ids = UserIdRule::verbatim("sub", "issuer");
-        let text = request.settings(&key, &user_ids, Timestamp::from_ms(SIGNED_AT).unwrap());
+        let text = request.settings(&key(), &user_ids, signed_at());
         serde_json::from_str(&text.unwrap()).unwrap()
     }
 
@@ -200,9 +205,25 @@ mod tests {
         ] {
             assert_eq!(settings["headers"][name], value, "{name}");
         }
-        let rest = ["x-claimgate-content-sha256", "x-claimgate-signature", "x-claimgate-user-ids"];
-        assert!(rest.iter().all(|name| names(&settings).contains(name)), "{settings}");
         assert_eq!(names(&settings).len(), 13);
+        let header = |name: &str| settings["headers"][name].as_str().unwrap();
+        let body = BodyHash::of(br#"{"user_id":"alice"}"#);
+        assert_eq!(header("x-claimgate-content-sha256"), body.to_string());
+        let signed = SignedParts {
+            method: "POST",
+            path_and_query: "/internal/v1/claims",
+            content_type: "application/json",
+            body,
+            user: "alice",
+            client_ip: "192.0.2.1",
+            idempotency_key: "key-1",
+            attempt: Attempt::First,
+            user_ids: header("x-claimgate-user-ids"),
+            pass: "shown:1",
+        };
+        let signature = header("x-claimgate-signature");
+        let verified = signed.verify(&[key()], "k1", "1700000000000", signature, signed_at());
+        assert_eq!(verified.unwrap(), Attempt::First);
     }
 
     #[test]
