@@ -87,7 +87,7 @@ function showOutcome(dialog, outcomeText) {
 	if (!hasMovedOn()) $("codes-file").focus();
 }
 
-// Whether the user has focused anything but the form. While a file is sent, the form is disabled and loses the focus.
+// Returns whether the user has focused anything but the form. While a file is sent, the form is disabled and loses the focus.
 function hasMovedOn() {
 	const focused = document.activeElement;
 	return focused !== document.body && focused !== $("codes") && !$("codes-form").contains(focused);

@@ -35,6 +35,7 @@ async function signIn(given) {
 	trouble = null;
 	following?.abort();
 	following = new AbortController();
+	closeOutcomes(); // an upload of the previous user may have ended since
 	render();
 	const status = await follow("/admin/v1/live", token, following.signal, { onEvent, onLost });
 	if (status) signOut(status === 403 ? "forbidden" : watcher ? "withdrawn" : "unauthenticated");
