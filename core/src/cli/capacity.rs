@@ -27,7 +27,7 @@ const RELAY_US: f64 = 5.0;
 const SPREAD_CAMPAIGNS: f64 = 1000.0;
 /// Planned utilization of a processor: near full utilization queues grow without bound.
 const UTILIZATION_MAX: f64 = 0.7;
-/// The threads of a core that response claims.
+/// The threads of a core that process claims.
 const CORE_THREADS: f64 = 4.0;
 /// Number of claims per second that one workerd process can reject.
 const EDGE_REJECTIONS_PER_S: f64 = 11_900.0;
