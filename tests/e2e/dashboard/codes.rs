@@ -170,6 +170,16 @@ fn a_file_whose_answer_was_lost_is_added_once() {
         assert_eq!(page.eval("window.expire ?? null").await, Value::Null, "it would vanish");
         page.press("#outcomes button").await;
         page.until(outcome, Value::Null).await;
+        // The next user does not see the outcome of an upload that ended after the sign-out.
+        open_codes(&page, "sale").await;
+        page.eval(DELAY_CHANGES).await;
+        add_codes(&page, "SAVE-T6WE\n", "Adding the codes…").await;
+        page.press("#codes-close").await;
+        page.press("#sign-out").await;
+        page.eval("window.release()").await;
+        page.until(outcome, "“sale”: Codes added: 1. Already there: 0.").await;
+        sign_in(&page, &core.admin_token()).await;
+        page.until(outcome, Value::Null).await;
         page.close().await;
     });
 }
