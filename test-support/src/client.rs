@@ -3,11 +3,7 @@
 //! A slow machine may answer 503 although nothing is wrong: the contract allows it, and callers retry. Tests
 //! that are not about availability retry too and count the retries; tests about a 503 use [`Client::once`].
 
-use std::collections::BTreeSet;
-use std::fs::OpenOptions;
-use std::io::Write as _;
-use std::path::Path;
-use std::sync::{Arc, Mutex, Once};
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use reqwest::header::HeaderMap;
@@ -17,6 +13,7 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use crate::SOON;
+use crate::events::record;
 use crate::time_limits::limit;
 
 /// Core closes a connection that sends no request head for 5 s. A closing connection must not be reused, even
@@ -32,9 +29,6 @@ pub(crate) const REPEATABLE: [&str; 4] =
     ["unavailable", "campaign_not_ready", "overloaded", "request_timeout"];
 
 const MARK: &str = "Claimgate-Attempt";
-
-/// Names of the tests that have caused a fault, after which core may answer 503 more often.
-static FAULTY: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 /// An HTTP client that opens as many connections as it needs.
 #[derive(Debug, Clone)]
@@ -237,33 +231,6 @@ async fn read(response: Response) -> Result<Reply, reqwest::Error> {
 /// Records that the test retries the call with this response.
 pub fn record_retry(reply: &Reply) {
     record(&format!("{} {} {}", reply.path, reply.status, reply.code()));
-}
-
-/// Records the test and the retried call. A test that retries calls of [`Client::once`] records each retry itself.
-pub fn record(call: &str) {
-    let test = test_name();
-    let is_expected = FAULTY.lock().expect("the tests with a fault").contains(&test);
-    let kind = if is_expected { "retry-after-fault" } else { "retry" };
-    eprintln!("repeated: {test} {call}");
-    note(&format!("{kind} {test} {call}"));
-}
-
-/// Records that this test has caused a fault: `scripts/test.sh` does not limit its retries from now on.
-pub fn declare_fault() {
-    FAULTY.lock().expect("the tests with a fault").insert(test_name());
-}
-
-/// Returns the name of this thread, which is that of its test.
-fn test_name() -> String {
-    std::thread::current().name().unwrap_or("(shared)").to_owned()
-}
-
-/// Appends a line to the file that `scripts/test.sh` reads. Its first word is the kind of event.
-pub(crate) fn note(line: &str) {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/repeated-calls.log");
-    let file = OpenOptions::new().create(true).append(true).open(file);
-    // One write, so that test binaries do not mix their lines.
-    file.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes())).expect("a line in the file");
 }
 
 pub(crate) fn with_token(request: RequestBuilder, token: &str) -> RequestBuilder {

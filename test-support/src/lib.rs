@@ -23,6 +23,7 @@ pub mod cluster;
 pub mod core_client;
 pub mod core_process;
 pub mod edge;
+pub mod events;
 pub mod examples;
 pub mod fault_proxy;
 pub mod follower;

@@ -9,8 +9,8 @@ use std::process::{Command, Stdio};
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use tempfile::TempDir;
 
-use crate::process::{Process, Signal, children_of, command, free_address, is_slow, runs, signal_pid};
-use crate::time_limits::SOON;
+use crate::process::{Process, Signal, children_of, command, free_address, runs, signal_pid};
+use crate::time_limits::{SOON, is_slow};
 use crate::wait::eventually;
 
 /// Accounts that may run the server if the tests run as root, which PostgreSQL refuses.

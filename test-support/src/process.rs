@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 pub use rustix::process::Signal;
 use rustix::process::{Pid, kill_process, kill_process_group};
 
-use crate::client::declare_fault;
+use crate::events::declare_fault;
 use crate::stalls;
 use crate::time_limits::limit;
 
@@ -35,11 +35,6 @@ pub const PRELOAD: &str = "LD_PRELOAD";
 /// may exceed the guarantees (docs/guarantees.md).
 pub fn fast_disk() -> [(&'static str, PathBuf); 1] {
     [(PRELOAD, PathBuf::new())]
-}
-
-/// Returns whether `scripts/slow.sh` runs the tests.
-pub fn is_slow() -> bool {
-    std::env::var_os("CLAIMGATE_TEST_SLOW").is_some()
 }
 
 /// A running process, killed when dropped.

@@ -8,7 +8,7 @@ use std::{env, panic, thread};
 
 use rustix::fs::fstatvfs;
 
-use crate::client::note;
+use crate::events::note;
 
 const PAUSE: Duration = Duration::from_millis(10);
 /// Minimum delay that is recorded. Core's timeout for Redis is 1 s.

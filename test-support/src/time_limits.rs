@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use crate::process::is_slow;
-
 /// The limit of every wait for something that must happen: far longer than it takes on the slowest machine, so that it
 /// elapses only if nothing would ever happen. Costs nothing while all is well.
 pub const SOON: Duration = Duration::from_secs(180);
@@ -12,6 +10,11 @@ pub const SOON: Duration = Duration::from_secs(180);
 /// that it happens; the part `promises` of `make soak` runs one test at a time and checks the times.
 pub fn promised(time: Duration) -> Duration {
     if std::env::var_os("PROMISES").is_some() { time } else { SOON }
+}
+
+/// Returns whether `scripts/slow.sh` runs the tests.
+pub fn is_slow() -> bool {
+    std::env::var_os("CLAIMGATE_TEST_SLOW").is_some()
 }
 
 /// Returns the limit of a wait that may take `within`: four times as long on a simulated slow machine.

@@ -6,7 +6,7 @@ use std::time::Instant;
 use support::available::available;
 pub use support::available::say;
 use support::checker::Verdict;
-use support::client::declare_fault;
+use support::events::declare_fault;
 use support::redis_server::Kind;
 
 static ROWS: AtomicUsize = AtomicUsize::new(0);

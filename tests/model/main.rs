@@ -52,7 +52,7 @@ async fn the_system_agrees_with_the_model() {
     }
     println!("{runs} campaigns in {:?}: {tally:?}", started.elapsed());
     let is_in_time = tally.unanswered <= (operations / UNANSWERED_SHARE).max(10);
-    assert!(is_in_time || support::process::is_slow(), "{tally:?}");
+    assert!(is_in_time || support::time_limits::is_slow(), "{tally:?}");
 }
 
 /// A machine that stalls for a second does not count as a difference.

@@ -468,7 +468,7 @@ defect shown_codes_not_recorded core/src/store/sql/codes.rs \
 defect changes_without_the_version_in_redis core/src/engine/lifecycle/sql_loss.rs \
     'Some(Err(error)) if row.codes.is_some() => return Err(error.into()),' '' \
     faults lost_codes::an_upload_while_redis_stalls
-defect version_of_a_lost_upload_taken core/src/store/sql/restore.rs \
+defect version_of_a_lost_upload_taken core/src/store/sql/lost_codes.rs \
     'shown.ok().flatten().is_none_or(|shown| locked.lacks(shown))' \
     'shown.ok().flatten().is_none_or(|shown| locked.lacks(shown)) && false' \
     interleavings no_change_takes

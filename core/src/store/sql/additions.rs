@@ -4,9 +4,9 @@ use claimgate_shared::{CampaignId, IdempotencyKey, Problem, Version};
 use sqlx::Row as _;
 
 use super::campaigns::{self, Change, number_change};
+use super::lost_codes::may_have_lost_codes;
 use super::numbers::to_i64;
 use super::pool::Transaction;
-use super::restore::may_have_lost_codes;
 use super::{SqlError, SqlStore};
 use crate::domain::addition::Addition;
 use crate::domain::campaign::{Campaign, ShownProgress};

@@ -10,9 +10,9 @@ use sqlx::query::Query;
 use sqlx::{Any, Row as _};
 
 use super::audit::issue_audit_number;
+use super::lost_codes::may_have_lost_codes;
 use super::numbers::{to_i64, unreadable, unsigned};
 use super::pool::Transaction;
-use super::restore::may_have_lost_codes;
 use super::statements::campaign_columns;
 use super::user_ids::{checked_user_ids, pinned_user_ids};
 use super::{SqlError, SqlStore, statements};

@@ -15,9 +15,9 @@ use sqlx::query::Query;
 use sqlx::{Any, Row as _};
 
 use super::campaigns::{self, Change, number_change, write_rules};
+use super::lost_codes::may_have_lost_codes;
 use super::numbers::{to_i64, unreadable, unsigned};
 use super::pool::{Pool, Transaction};
-use super::restore::may_have_lost_codes;
 use super::statements::campaign_columns;
 use super::{BULK_MAX, SqlError, SqlStore, WHOLE_CAMPAIGN_MAX, statements};
 use crate::domain::campaign::{Campaign, ShownProgress};

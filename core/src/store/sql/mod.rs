@@ -40,6 +40,7 @@ mod feed_writer;
 mod heartbeat;
 mod heartbeat_connection;
 mod imports;
+mod lost_codes;
 mod migrations;
 mod numbers;
 mod outbox_writer;

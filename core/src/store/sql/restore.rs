@@ -1,14 +1,13 @@
 //! Notices that the database has lost its last transactions, and restores campaigns from Redis or a core's memory.
 
 use claimgate_shared::{CampaignId, Timestamp};
-use tokio::time::timeout;
 
 use super::campaigns::{Change, lock, number_change, read, write_rules};
 use super::numbers::to_i64;
 use super::statements::campaign_columns;
-use super::{SHOWN_MAX, SqlError, SqlStore};
+use super::{SqlError, SqlStore};
 use crate::domain::addition::AppliedAddition;
-use crate::domain::campaign::{Campaign, ShownProgress};
+use crate::domain::campaign::Campaign;
 use crate::domain::counters::FencingToken;
 
 impl SqlStore {
@@ -62,22 +61,6 @@ impl SqlStore {
     pub(crate) async fn restore_row(&self, campaign: &Campaign, at: Timestamp) -> Result<(), SqlError> {
         self.create(campaign, restored(at)).await.map(drop)
     }
-}
-
-/// Returns whether the database may have lost data of a campaign with codes. `locked` is its row, which is locked, and
-/// `shown` reads the campaign's progress in Redis: no later version can be stored between this read and the commit. A
-/// change must not take the number of a lost version. If the rules were equal, nothing would show the loss any more,
-/// and codes that winners have seen would be given again.
-pub(super) async fn may_have_lost_codes(
-    locked: &Campaign,
-    shown: impl Future<Output = Option<ShownProgress>>,
-) -> bool {
-    // Redis does not have an evicted campaign.
-    if locked.codes.is_none() || locked.evicted.is_some() {
-        return false;
-    }
-    let shown = timeout(SHOWN_MAX, shown).await;
-    shown.ok().flatten().is_none_or(|shown| locked.lacks(shown))
 }
 
 /// Returns the audit's description of a restore by claimgate.
