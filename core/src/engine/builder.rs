@@ -146,11 +146,7 @@ struct Parts {
 impl Parts {
     fn assemble(self) -> Engine {
         let batcher = Arc::new(self.batcher);
-        let user_ids = UserIds {
-            sql: self.stores.sql.clone(),
-            recovery: Arc::clone(&self.recovery),
-            state: self.user_ids,
-        };
+        let user_ids = UserIds { sql: self.stores.sql.clone(), state: self.user_ids };
         let campaigns = Campaigns {
             stores: Arc::clone(&self.stores),
             registry: Arc::clone(&self.registry),
@@ -164,6 +160,7 @@ impl Parts {
             },
             claims: Claims {
                 campaigns: campaigns.clone(),
+                recovery: Arc::clone(&self.recovery),
                 hold_extension_max: self.hold_extension_max,
                 batcher,
             },

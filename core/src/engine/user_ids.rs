@@ -8,8 +8,7 @@
 //! read the campaign.
 //!
 //! The first pin is different: campaigns are live, and other cores may accept other ids until their next
-//! poll. The first claim on each of these campaigns therefore checks the campaign, see
-//! `lifecycle::user_ids`.
+//! poll. The first claim on each of these campaigns therefore checks the campaign, see `claim::user_ids`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,13 +17,9 @@ use claimgate_shared::admin::user_ids::UserIdsView;
 use claimgate_shared::user_id::Scheme;
 use claimgate_shared::{Timestamp, UserId};
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::OwnedMutexGuard;
 
-use super::campaign::handle::CampaignHandle;
 use super::error::EngineError;
-use super::lifecycle::recovery::Recovery;
 use crate::clock;
-use crate::domain::campaign::Campaign;
 use crate::domain::user_ids::{PinnedScheme, UserIdsDiffer};
 use crate::step;
 use crate::store::sql::{ChangedBy, SchemePinned, SchemeSet, SqlError, SqlStore};
@@ -35,8 +30,6 @@ const NAMED_FOR: Duration = Duration::from_secs(60);
 const LOG_EVERY: Duration = Duration::from_secs(10);
 /// TTL of the cached rejection of an edge's scheme that cannot be pinned.
 const RETRY_PIN_AFTER: Duration = Duration::from_secs(1);
-/// TTL of the result of a check that has found other user ids.
-const RECHECK_AFTER: Duration = Duration::from_secs(1);
 /// The name of the edge in the audit.
 const EDGE: &str = "edge";
 
@@ -44,7 +37,6 @@ const EDGE: &str = "edge";
 #[derive(Debug, Clone)]
 pub struct UserIds {
     pub(super) sql: SqlStore,
-    pub(super) recovery: Arc<Recovery>,
     pub(super) state: Arc<UserIdsState>,
 }
 
@@ -108,50 +100,6 @@ impl UserIds {
             return Ok(Some(pinned));
         }
         Err(self.rejected(UserIdsDiffer::Id { pinned: pinned.scheme }))
-    }
-
-    /// Checks that all claims of a campaign, present and future, have ids of the `pinned` scheme. Returns the
-    /// campaign, which is checked, or evicted.
-    ///
-    /// # Errors
-    /// [`EngineError::UserIdsDiffer`] if a claim has another id; [`EngineError::LoadingElsewhere`], or a
-    /// store's error.
-    pub(super) async fn check_campaign(
-        &self,
-        handle: &Arc<CampaignHandle>,
-        pinned: PinnedScheme,
-    ) -> Result<Arc<Campaign>, EngineError> {
-        // Taken before the task begins, so that callers who have left do not stay in the queue.
-        let turn = Arc::clone(&handle.user_ids_check).lock_owned().await;
-        let campaign = handle.campaign();
-        // Another claim may have had the turn before.
-        if !pinned.requires_check_of(&campaign) {
-            return Ok(campaign);
-        }
-        let check = self.clone().check_once(Arc::clone(handle), pinned, turn);
-        if step::is_scheduled() {
-            return check.await;
-        }
-        // On a task: a claim has less time than a large campaign takes to be loaded.
-        tokio::spawn(check).await.map_err(|_| EngineError::Stopping)?
-    }
-
-    async fn check_once(
-        self,
-        handle: Arc<CampaignHandle>,
-        pinned: PinnedScheme,
-        mut differed_at: OwnedMutexGuard<Option<Instant>>,
-    ) -> Result<Arc<Campaign>, EngineError> {
-        if differed_at.is_none_or(|at| at.elapsed() >= RECHECK_AFTER) {
-            // The load reads the scheme from SQL, which may have lost it.
-            self.refresh().await?;
-            if let Some(campaign) = self.recovery.check_user_ids(&handle, pinned).await? {
-                return Ok(campaign);
-            }
-            *differed_at = Some(Instant::now());
-        }
-        let campaign = handle.campaign().id.clone();
-        Err(self.rejected(UserIdsDiffer::Claims { pinned: pinned.scheme, campaign }))
     }
 
     /// Checks the scheme of an edge that reads for one of its users.
@@ -260,7 +208,7 @@ impl UserIds {
     }
 
     /// Records and logs a rejection.
-    fn rejected(&self, why: UserIdsDiffer) -> EngineError {
+    pub(super) fn rejected(&self, why: UserIdsDiffer) -> EngineError {
         let now = Instant::now();
         let mut last = self.state.rejection.lock();
         let same = last.as_ref().filter(|last| last.why == why && now - last.logged_at < LOG_EVERY);

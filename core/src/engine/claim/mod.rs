@@ -6,6 +6,7 @@ mod evicted;
 pub mod of_user;
 mod queue_state;
 pub mod sold_out_cache;
+mod user_ids;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,6 +21,7 @@ use self::batcher::{ClaimBatcher, Decision};
 use super::campaign::handle::CampaignHandle;
 use super::campaigns::{self, Campaigns};
 use super::error::{EngineError, StoreError};
+use super::lifecycle::recovery::Recovery;
 use crate::domain::claim_record::ClaimRecord;
 use crate::domain::claim_transition::{ClaimTransition, Requester};
 use crate::domain::codes::CODES_AT_ONCE;
@@ -33,6 +35,7 @@ use crate::store::sql::{ClaimCursor, ClaimFilter, ClaimPage, ClaimRow, Transitio
 #[derive(Debug)]
 pub struct Claims {
     pub(super) campaigns: Campaigns,
+    pub(super) recovery: Arc<Recovery>,
     /// Maximum time from a claim to the end of its extended hold.
     pub(super) hold_extension_max: Duration,
     /// Collects concurrent claims into one script call.
@@ -53,15 +56,14 @@ impl Claims {
         edge: Option<Scheme>,
     ) -> Result<Decision, EngineError> {
         let mut handle = self.campaigns.find(&request.campaign_id).await?;
-        let user_ids = &self.campaigns.user_ids;
-        let pinned = user_ids.check_claim(edge, &request.user_id).await?;
+        let pinned = self.campaigns.user_ids.check_claim(edge, &request.user_id).await?;
         if handle.campaign().evicted.is_some() {
             handle = Box::pin(self.campaigns.find_in_sql(&request.campaign_id)).await?;
         }
         let mut campaign = handle.campaign();
         if let Some(pinned) = pinned.filter(|pinned| pinned.requires_check_of(&campaign)) {
             // Boxed, because it would make every claim's future larger.
-            campaign = Box::pin(user_ids.check_campaign(&handle, pinned)).await?;
+            campaign = Box::pin(self.check_user_ids(&handle, pinned)).await?;
         }
         match campaigns::evicted(&campaign)? {
             None => self.batcher.claim(&handle, request, attempt, pass).await,
