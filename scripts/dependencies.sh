@@ -4,15 +4,16 @@
 #   scripts/dependencies.sh take    copies them into target, unless it has a build already
 #   scripts/dependencies.sh keep    keeps those of target, in place of an older set
 #
-# A set belongs to one Cargo.lock, the profiles, one compiler and this script. Cargo still decides for each crate
-# whether it is current.
+# A set belongs to one Cargo.lock, the profiles, one compiler, this script and the place of the crates' sources, or Cargo
+# would compile all of them again. Cargo still decides for each crate whether it is current.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/tools.sh
 
 has rustc || { echo "dependencies: Rust is not installed yet"; exit 0; }
 inputs=(Cargo.lock Cargo.toml rust-toolchain.toml scripts/dependencies.sh)
-set_name=dependencies-$({ cat "${inputs[@]}" && rustc -vV; } | sha256sum | cut -c1-16)
+sources=${CARGO_HOME:-$HOME/.cargo}
+set_name=dependencies-$({ cat "${inputs[@]}" && rustc -vV && echo "$sources"; } | sha256sum | cut -c1-16)
 kept=$tools_dir/$set_name
 # The builds of the tests and of clippy, also for wasm32, and of the Worker for its own machine and for wasm32.
 builds=(debug wasm32-unknown-unknown/debug edge wasm32-unknown-unknown/edge)
