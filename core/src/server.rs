@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use axum::{Extension, Router};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -286,7 +287,8 @@ async fn log_findings(setup: Setup) {
 
 /// Raises the limit of open files: the usual one is 1,024, and each connection needs a descriptor.
 fn raise_descriptor_limit() {
-    if let Err(error) = rlimit::increase_nofile_limit(u64::MAX) {
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
         tracing::warn!(%error, "cannot raise the limit of open files");
     }
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use reqwest::header::HeaderMap;
 use reqwest::{Method, Request, RequestBuilder, Response};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::Value;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
@@ -46,7 +47,8 @@ pub fn client() -> Client {
 pub(crate) fn client_waiting(longest: Duration) -> Client {
     static DESCRIPTORS: Once = Once::new();
     DESCRIPTORS.call_once(|| {
-        let _ = rlimit::increase_nofile_limit(u64::MAX);
+        let limit = getrlimit(Resource::Nofile);
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     });
     let client = reqwest::Client::builder().no_proxy().timeout(longest).pool_idle_timeout(IDLE_MAX);
     let http = client.tls_backend_preconfigured(trusting_none()).build().expect("an HTTP client");

@@ -5,6 +5,8 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::thread;
 
+use rustix::process::{Resource, getrlimit};
+
 use super::report::{Finding, Report};
 use super::setup::{Database, Redis, Setup};
 use crate::config::{self, SECRET_FILES};
@@ -52,7 +54,7 @@ pub(super) fn examine(setup: &Setup, report: &mut Report) {
 
 /// Checks the limits of this process, and names where each comes from.
 fn limits(setup: &Setup, report: &mut Report) {
-    if let Ok((_, hard)) = rlimit::Resource::NOFILE.get() {
+    if let Some(hard) = getrlimit(Resource::Nofile).maximum {
         report.add(format!("open files: {hard} (hard limit of this process)"), descriptors(hard));
     }
     if let Ok(processors) = thread::available_parallelism() {
