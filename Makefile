@@ -3,7 +3,7 @@
 SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up up-workerd up-cluster test bare bench lab soak check docs package release setup clean build-core build-worker
+.PHONY: help up up-workerd up-cluster test bare bench lab soak check screenshots docs package release setup clean build-core build-worker
 
 SETUP := $(if $(filter 1,$(SKIP_SETUP)),:,scripts/setup.sh)
 SETUP_UP := $(if $(filter 1,$(SKIP_SETUP)),:,scripts/setup.sh --up)
@@ -66,6 +66,10 @@ release: ## build the files of a release on this machine, without publishing; VE
 check: ## check format, lints, licences, and security advisories if reachable
 	@$(SETUP) --lint
 	@scripts/check.sh
+
+screenshots: ## take the pictures of the documents, docs/pictures, from a real core, edge and browser
+	@$(SETUP)
+	@exec scripts/screenshots.sh
 
 docs: ## build the documents as a book with search in target/book, and check its links
 	@$(SETUP) --docs

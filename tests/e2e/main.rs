@@ -46,6 +46,7 @@ mod on_postgres;
 mod openapi;
 mod packages;
 mod page;
+mod pictures;
 mod poolers;
 mod problems;
 mod repeated_calls;

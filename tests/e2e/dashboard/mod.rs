@@ -9,7 +9,7 @@ mod form;
 mod history;
 mod layout;
 mod live;
-mod page;
+pub mod page;
 mod report;
 mod trends;
 

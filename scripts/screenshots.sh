@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Takes the pictures of the documents (docs/pictures) from a real core, edge and browser: `make screenshots`.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+taken=target/screenshots/documents
+rm -rf $taken
+cargo test --workspace --test e2e pictures:: -- --nocapture
+mkdir -p docs/pictures
+cp $taken/*.png docs/pictures/
+ls -l docs/pictures
