@@ -14,6 +14,7 @@ mod checks;
 mod child;
 mod client;
 mod codes_file;
+mod disk;
 mod engine;
 mod figures;
 mod groups;

@@ -20,6 +20,7 @@ mod slow;
 mod sold_out;
 mod spread;
 mod start;
+mod tails;
 mod tokens;
 
 use std::pin::Pin;
@@ -61,6 +62,7 @@ pub const GROUPS: &[Group] = &[
     claim_batches::GROUP,
     sold_out::GROUP,
     latency::GROUP,
+    tails::GROUP,
     memory::GROUP,
     promotion::GROUP,
     relay::GROUP,
