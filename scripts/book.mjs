@@ -4,7 +4,7 @@
 //   node scripts/book.mjs collect     copies the pages of docs/SUMMARY.md to target/book-src, with links that work in the book
 //   node scripts/book.mjs check       prints a line for each broken link in target/book and exits with 1 if there are any
 //
-// A page keeps its path, so links between pages stay as they are. Two kinds of links change: mdBook needs index.md for
+// A page or picture keeps its path, so links between pages stay as they are. Two kinds of links change: mdBook needs index.md for
 // README.md, and a link to a file that is no page becomes the file's path.
 import { existsSync, mkdirSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import path from "node:path";
@@ -16,8 +16,8 @@ const SUMMARY = "docs/SUMMARY.md";
 const SOURCE = "target/book-src";
 const BOOK = "target/book";
 
-/** A code span, or a link: its text and target. */
-const LINK = /`(?:[^`\n]|\n(?!\s*\n))+`|\[((?:[^[\]`]|`[^`]*`)*)\]\(([^)\s]+)\)/g;
+/** A code span, or a link: the mark of a picture, its text and target. */
+const LINK = /`(?:[^`\n]|\n(?!\s*\n))+`|(!?)\[((?:[^[\]`]|`[^`]*`)*)\]\(([^)\s]+)\)/g;
 const isExternal = (target) => /^[a-z][a-z+.-]*:/i.test(target);
 
 // --- collecting -------------------------------------------------------------------------------------------------
@@ -31,11 +31,18 @@ function resolved(file, target) {
   return [path.join(path.dirname(file), decodeURI(linked)), anchor ?? ""];
 }
 
-/** Returns the links of a page of the tree as they are in the book. `from` is the page's directory in the book. */
-function rewritten(file, from, pages, text) {
-  const link = (all, words, target) => {
+/**
+ * Returns the links of a page of the tree as they are in the book, and adds its pictures to `pictures`. `from` is the
+ * page's directory in the book.
+ */
+function rewritten(file, from, pages, pictures, text) {
+  const link = (all, mark, words, target) => {
     if (!target || isExternal(target) || target.startsWith("#")) return all;
     const [linked, anchor] = resolved(file, target);
+    if (mark) {
+      pictures.add(linked);
+      return `![${words}](${path.relative(from, linked)})`;
+    }
     const page = [linked, path.join(linked, "README.md")].find((one) => pages.has(one));
     if (page) return `[${words}](${path.relative(from, inBook(page))}${anchor})`;
     return /\s/.test(words) ? `${words} (\`${linked}\`)` : `\`${linked}\``;
@@ -47,14 +54,16 @@ function rewritten(file, from, pages, text) {
 
 function collect() {
   const summary = read(SUMMARY);
-  const pages = new Set([...summary.matchAll(LINK)].filter(([, , target]) => target).map(([, , target]) => resolved(SUMMARY, target)[0]));
-  const write = (file, text) => {
+  const pages = new Set([...summary.matchAll(LINK)].filter(([, , , target]) => target).map(([, , , target]) => resolved(SUMMARY, target)[0]));
+  const pictures = new Set();
+  const write = (file, content) => {
     mkdirSync(path.dirname(path.join(SOURCE, file)), { recursive: true });
-    writeFileSync(path.join(SOURCE, file), text);
+    writeFileSync(path.join(SOURCE, file), content);
   };
   rmSync(SOURCE, { recursive: true, force: true });
-  write("SUMMARY.md", rewritten(SUMMARY, ".", pages, summary));
-  for (const page of pages) write(inBook(page), rewritten(page, path.dirname(page), pages, read(page)));
+  write("SUMMARY.md", rewritten(SUMMARY, ".", pages, pictures, summary));
+  for (const page of pages) write(inBook(page), rewritten(page, path.dirname(page), pages, pictures, read(page)));
+  for (const picture of pictures) write(picture, readFileSync(picture));
   console.log(`${pages.size} pages`);
 }
 
