@@ -55,6 +55,8 @@ const PAUSE_FACTOR: u32 = 4;
 const OUTBOX_COST: Duration = Duration::from_micros(100);
 /// The longest pause after a commit, however long the commit took.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// The longest pause after a commit with codes, which winners wait for.
+const CODES_PAUSE_MAX: Duration = Duration::from_millis(250);
 /// A batch of at least this many events is part of a stampede. After smaller batches the relay pauses only
 /// while SQL is less than [`LAG_MAX`] behind, because many small campaigns take turns.
 const STAMPEDE_EVENTS: usize = 2048;
@@ -415,7 +417,8 @@ impl<'a> Relay<'a> {
         }
         // Not between two runs: another core may wait for the second.
         if let Some(turn) = turn.filter(|_| self.pauses) {
-            self.yield_to_claims(turn).await;
+            let has_codes = handle.campaign().codes.is_some();
+            self.yield_to_claims(turn, if has_codes { CODES_PAUSE_MAX } else { PAUSE_MAX }).await;
         }
         Ok(entries)
     }
@@ -471,12 +474,12 @@ impl<'a> Relay<'a> {
         }
     }
 
-    /// Pauses while claims are being decided, and keeps the writer's turn during the pause. SQL catches up
-    /// after a stampede.
-    async fn yield_to_claims(&self, turn: WriterTurn<'_>) {
+    /// Pauses while claims are being decided, at most for `longest`, and keeps the writer's turn during the pause.
+    /// SQL catches up after a stampede.
+    async fn yield_to_claims(&self, turn: WriterTurn<'_>, longest: Duration) {
         let now = Instant::now();
         let worked = now - turn.began + OUTBOX_COST * turn.batches;
-        let until = now + worked.saturating_mul(PAUSE_FACTOR).min(PAUSE_MAX);
+        let until = now + worked.saturating_mul(PAUSE_FACTOR).min(longest);
         let may_pause = turn.events >= STAMPEDE_EVENTS || turn.age(clock::now()) < LAG_MAX;
         while may_pause
             && self.largest_backlog.load(Ordering::Relaxed) < self.parts.redis.outbox_max() / 2
