@@ -18,7 +18,7 @@ const WINDOW: (u32, u32) = (1280, 900);
 const SMALL_WINDOW: (u32, u32) = (760, 640);
 /// For how long the dashboard's charts show claims.
 const SECONDS: u32 = 90;
-const SOLD: &str = "document.querySelector('[data-id=concert] .left b')?.textContent";
+const STATE: &str = "document.querySelector('[data-id=concert] .state')?.textContent";
 
 /// Creates the campaign `concert` with `total` tickets.
 async fn open_sale(core: &Core, total: u32) {
@@ -53,12 +53,12 @@ async fn save(page: &Browser, name: &str) {
 fn the_documents_show_the_page_and_the_dashboard() {
     in_browser("the_documents_show_the_page_and_the_dashboard", async {
         let world = World::start(Runtime::from_env(), "pictures", "local", &[]).await;
-        open_sale(&world.core, 6_000).await;
+        open_sale(&world.core, 12_000).await;
         let dashboard = visit(&world.core, "pictures-dashboard").await;
         dashboard.resize(WINDOW).await;
         sign_in(&dashboard, &world.core.admin_token()).await;
         send_claims(&world.core).await;
-        dashboard.until(&format!("{SOLD} > 0"), true).await;
+        dashboard.until(STATE, "Open").await;
         save(&dashboard, "dashboard").await;
         dashboard.close().await;
 

@@ -62,11 +62,12 @@ async fn is_extended(fixture: &Fixture, user: &str) {
     assert_eq!(of_user.map(|(_, expires_at)| *expires_at), row.expires_at, "{user}: {due:?}");
 }
 
-/// Removes these keys of the campaign from Redis.
+/// Removes these keys of the campaign from Redis, once it has loaded its data after a kill.
 pub async fn unlink(fixture: &Fixture, keys: &[&str]) {
     let keys: Vec<_> = keys.iter().map(|what| key("demo", what)).collect();
     let words: Vec<_> = std::iter::once("UNLINK").chain(keys.iter().map(String::as_str)).collect();
-    fixture.redis().await.query::<u64>(&words).await;
+    let redis = fixture.redis().await;
+    eventually(SOON, || async { redis.try_query::<u64>(&words).await }).await;
 }
 
 async fn survives(row: Row, mut fixture: Fixture) {
