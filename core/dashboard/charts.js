@@ -57,7 +57,7 @@ function build(chart) {
 	const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
 	const line = ([, mark]) => ({ stroke: colour(mark), fill: `${colour(mark)}1f`, width: 2, points: { show: false } });
 	const plot = new uPlot({
-		width: place.clientWidth || 300, height: HEIGHT, legend: { show: false }, cursor: { show: false }, padding: [8, 8, 0, 0],
+		width: place.clientWidth || 300, height: HEIGHT, legend: { show: false }, cursor: { show: false }, padding: [8, 28, 0, 0],
 		scales: { x: { range: (_, least, most) => [Math.min(least, most - SPAN_S_MIN), most] }, y: { range: (_, _least, most) => [0, Math.max(1, most * 1.1)] } },
 		axes: [{ ...axis, incrs: TIME_STEPS, space: 64, size: 30, values: timesOf }, { ...axis, incrs: chart.steps, size: 56, values: (_, splits) => splits.map((value) => number(value, 1)) }],
 		series: [{}, ...chart.series.map(line)],
