@@ -89,6 +89,8 @@ pub struct WriterTurn<'a> {
     pub events: usize,
     /// Number of batches written. Each batch has entries of one campaign.
     pub batches: u32,
+    /// Whether winners of one of these batches wait for codes.
+    pub has_codes: bool,
     oldest: Option<Timestamp>,
 }
 
@@ -123,8 +125,14 @@ impl GroupCommit {
         self.queue.lock().push_back(QueuedBatch { campaign: campaign.clone(), batch, codes, done });
         // The semaphore is never closed.
         let permit = self.turns.acquire().await.map_err(|_| CommitError::Shared)?;
-        let mut turn =
-            WriterTurn { _permit: permit, began: Instant::now(), events: 0, batches: 0, oldest: None };
+        let mut turn = WriterTurn {
+            _permit: permit,
+            began: Instant::now(),
+            events: 0,
+            batches: 0,
+            has_codes: false,
+            oldest: None,
+        };
         loop {
             match mine.try_recv() {
                 Ok(written) => {
@@ -141,6 +149,7 @@ impl GroupCommit {
             }
             turn.events += group.iter().map(|queued| queued.batch.events()).sum::<usize>();
             turn.batches += u32::try_from(group.len()).unwrap_or(u32::MAX);
+            turn.has_codes |= group.iter().any(|queued| queued.codes > 0);
             turn.oldest = group.iter().filter_map(|queued| queued.batch.oldest()).chain(turn.oldest).min();
             self.write(group).await;
         }
