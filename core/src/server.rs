@@ -285,10 +285,18 @@ async fn log_findings(setup: Setup) {
     }
 }
 
+/// The highest limit of open files that macOS accepts (`OPEN_MAX`).
+const MACOS_DESCRIPTORS_MAX: u64 = 10_240;
+
 /// Raises the limit of open files: the usual one is 1,024, and each connection needs a descriptor.
 fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+    let current = if cfg!(target_os = "macos") {
+        limit.maximum.min(Some(MACOS_DESCRIPTORS_MAX)).or(Some(MACOS_DESCRIPTORS_MAX)).max(limit.current)
+    } else {
+        limit.maximum
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current, ..limit }) {
         tracing::warn!(%error, "cannot raise the limit of open files");
     }
 }
