@@ -1,5 +1,4 @@
-//! Syncs a few bytes on the disk of the measured servers, for as long as a measurement lasts: what of a slow response
-//! is the disk's, and what is the server's.
+//! Measures syncs of the measured servers' disk during a load, to separate the disk's share of slow responses.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -10,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 
-/// Pause between two syncs: few enough not to slow the servers down.
+/// Pause between two syncs: long enough not to slow the servers.
 const PAUSE: Duration = Duration::from_millis(10);
 const BYTES: &[u8; 64] = &[b'x'; 64];
 /// Upper bound of the histogram.
 const SYNC_NS_MAX: u64 = 60_000_000_000;
 
-/// Syncs until it is stopped.
+/// Syncs until it is dropped.
 #[derive(Debug)]
 pub struct SyncWatcher {
     stop: Arc<AtomicBool>,
@@ -32,9 +31,15 @@ impl SyncWatcher {
     }
 
     /// Returns the times of all syncs, in nanoseconds.
-    pub async fn end(self) -> anyhow::Result<Histogram<u64>> {
+    pub async fn end(mut self) -> anyhow::Result<Histogram<u64>> {
         self.stop.store(true, Ordering::Relaxed);
-        self.runs.await?
+        (&mut self.runs).await?
+    }
+}
+
+impl Drop for SyncWatcher {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
     }
 }
 
