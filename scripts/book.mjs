@@ -4,8 +4,8 @@
 //   node scripts/book.mjs collect     copies the pages of docs/SUMMARY.md to target/book-src, with links that work in the book
 //   node scripts/book.mjs check       prints a line for each broken link in target/book and exits with 1 if there are any
 //
-// A page or picture keeps its path, so links between pages stay as they are. Two kinds of links change: mdBook needs index.md for
-// README.md, and a link to a file that is no page becomes the file's path.
+// A page or picture keeps its path, so links between pages stay as they are. Two kinds of links change: mdBook needs
+// index.md for README.md, and a link to a file that is no page becomes the file's path.
 import { existsSync, mkdirSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import path from "node:path";
 import { fileURLToPath } from "node:url";

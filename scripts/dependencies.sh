@@ -4,8 +4,8 @@
 #   scripts/dependencies.sh take    copies them into target, unless it has a build already
 #   scripts/dependencies.sh keep    keeps those of target, in place of an older set
 #
-# A set belongs to one Cargo.lock, the profiles, one compiler, this script and the place of the crates' sources, or Cargo
-# would compile all of them again. Cargo still decides for each crate whether it is current.
+# A set belongs to one Cargo.lock, the profiles, one compiler, this script and the path of the crates' sources: with
+# another path, Cargo compiles all of them again. Cargo still decides for each crate whether it is current.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/tools.sh

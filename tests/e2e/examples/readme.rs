@@ -30,7 +30,6 @@ fn the_readme_works_as_shown() {
         let [by_hand, http, drill] =
             ["target/debug/claimgate campaign create", "curl -sH", "target/debug/claimgate drill"]
                 .map(|start| readme.next(start));
-        readme.left_out("make test\n", "it runs this test");
         readme.end();
         check_first_claims(desk.run_each(&by_hand).await, "granted", "1 / 100");
         check_http(&desk, &http).await;
