@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 use crate::client::client;
 use crate::core_client::{API_TOKEN, CoreClient, campaign};
-use crate::process::{self, Process, Signal, command, free_address, with_hosts};
+use crate::process::{self, Process, Signal, command, free_address, runs, with_hosts};
 use crate::redis_server::Kind;
 use crate::time_limits::SOON;
 use crate::topology::Topology;
@@ -265,16 +265,30 @@ impl Core {
         Self { process, options, servers, directory, client }
     }
 
-    /// Waits until `/readyz` answers 200; core waits up to 30 s for a replaced Redis.
+    /// Waits until `/readyz` answers 200; core waits up to 30 s for a replaced Redis. Fails if core exits.
     pub async fn ready(&self) {
+        assert!(self.ready_unless_ended().await, "core has exited:\n{}", self.log());
+    }
+
+    /// Waits until core is ready, and launches it again each time it exits, as a supervisor does: at its start, core
+    /// waits only 5 s for a database that is recovering.
+    pub async fn supervise(&mut self) {
+        while !self.ready_unless_ended().await {
+            *self = self.launch_again();
+        }
+    }
+
+    /// Waits until `/readyz` answers 200; returns `false` if core exits before.
+    async fn ready_unless_ended(&self) -> bool {
         eventually(SOON, || async {
             match self.client().once().try_get(&self.admin_url("/readyz"), "").await {
-                Ok(reply) if reply.status == 200 => Ok(()),
+                Ok(reply) if reply.status == 200 => Ok(true),
+                _ if !runs(self.pid()) => Ok(false),
                 Ok(reply) => Err(format!("/readyz answers {}: {}", reply.status, reply.text())),
                 Err(error) => Err(format!("{error:#}\n{}", self.log())),
             }
         })
-        .await;
+        .await
     }
 
     /// Sends SIGKILL.

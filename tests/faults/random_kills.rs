@@ -55,7 +55,8 @@ fn listeners(core: &Core) -> [String; 2] {
     [core.url(""), core.admin_url("")]
 }
 
-/// Kills random processes every 300 ms, and restarts them immediately. Returns how many of each.
+/// Kills random processes every 300 ms, and restarts them immediately. Returns how many of each, once all cores are
+/// ready.
 pub async fn kill_repeatedly(
     fixture: &mut Fixture,
     addresses: &Addresses,
@@ -83,13 +84,22 @@ pub async fn kill_repeatedly(
             row.kill();
             *killed.entry("core").or_default() += 1;
             let at = usize::try_from(rng.next_number()).unwrap_or(0) % (1 + fixture.others.len());
-            let core = if at == 0 { &mut fixture.core } else { &mut fixture.others[at - 1] };
+            let core = core_at(fixture, at);
             core.kill();
             *core = core.launch_again();
             addresses.replace(at, core);
         }
     }
+    for at in 0..=fixture.others.len() {
+        let core = core_at(fixture, at);
+        core.supervise().await;
+        addresses.replace(at, core);
+    }
     format!("{killed:?}")
+}
+
+fn core_at(fixture: &mut Fixture, at: usize) -> &mut Core {
+    if at == 0 { &mut fixture.core } else { &mut fixture.others[at - 1] }
 }
 
 /// Kills Redis. Core restarts its managed Redis; the test restarts an external one.
