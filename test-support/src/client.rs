@@ -218,7 +218,7 @@ fn is_idempotent(request: &Request) -> bool {
         Method::POST if has("X-Claimgate-Signature") => !has(MARK),
         // Without a key, the edge generates a new one for each request.
         Method::POST if path.starts_with("/v1/") => has("Idempotency-Key"),
-        Method::POST => !path.starts_with("/admin/v1/webhooks"),
+        Method::POST => !path.starts_with("/admin/v1/webhooks") || path.ends_with("/enable"),
         _ => false,
     }
 }

@@ -120,9 +120,9 @@ async fn concurrent_changes_all_count(core: &Core, sql: &Sql) {
         until_status(SOON, &[200], async || {
             core.patch("demo", json!({"name": format!("n{at}"), "limits": {"per_user": at + 1}})).await
         })
-        .await;
+        .await
     });
-    let (added, _) = tokio::join!(join_all(additions), join_all(patches));
+    let (added, answers) = tokio::join!(join_all(additions), join_all(patches));
     let mut total = 1000;
     for pair in added.chunks(2) {
         let done: Vec<_> = pair.iter().filter(|(_, reply)| reply.status == 200).collect();
@@ -136,9 +136,14 @@ async fn concurrent_changes_all_count(core: &Core, sql: &Sql) {
         total += if done[0].0 % 3 == 0 { -1 } else { 5 };
     }
     let view = core.campaign("demo").await;
-    assert_eq!((&view["limits"]["total"], &view["version"]), (&json!(total), &json!(1 + 15 + 10)));
+    assert_eq!(view["limits"]["total"], total);
+    // A patch without a version may count again if its first response was 503.
+    let repeats: usize = answers.iter().map(|reply| reply.repeats as usize).sum();
+    let changes = sql.audit("demo").await.len();
+    assert!((26..=26 + repeats).contains(&changes), "{changes} changes, {repeats} retries");
+    assert_eq!(view["version"], changes);
     let rows = sql.number("SELECT COUNT(*) FROM additions WHERE campaign_id = $1", "demo").await;
-    assert_eq!((rows, sql.audit("demo").await.len()), (15, 26));
+    assert_eq!(rows, 15);
 }
 
 #[tokio::test]

@@ -228,14 +228,22 @@ async fn a_foreign_campaign_of_the_same_id_is_untouched() {
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
-/// Runs `claimgate drop-foreign` as the operator of the data directory `data`; returns its status and output.
+/// Exit status of a command because a store did not answer.
+const UNAVAILABLE: i32 = 3;
+
+/// Runs `claimgate drop-foreign` as the operator of the data directory `data`, until the stores have answered; returns
+/// its status and output.
 pub async fn drop_foreign(id: &str, data: &Path, redis_url: &str, file: &Path) -> (Option<i32>, String) {
-    let mut command = command(&binary::claimgate());
-    command.args(["drop-foreign", id, "--yes", "--export"]).arg(file);
-    command.env("CLAIMGATE_DATA_DIR", data).env("CLAIMGATE_REDIS_URL", redis_url);
-    let output = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
-    let text = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
-    (output.status.code(), text)
+    eventually(SOON, || async {
+        let mut command = command(&binary::claimgate());
+        command.args(["drop-foreign", id, "--yes", "--export"]).arg(file);
+        command.env("CLAIMGATE_DATA_DIR", data).env("CLAIMGATE_REDIS_URL", redis_url);
+        let output = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
+        let text = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+        let status = output.status.code();
+        holds(status != Some(UNAVAILABLE), || text.clone()).map(|()| (status, text))
+    })
+    .await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
