@@ -53,15 +53,14 @@ const PAUSE_FACTOR: u32 = 4;
 /// Fixed cost of draining one campaign's outbox, which dominates with many small campaigns. This cost
 /// lengthens the pause, so that more entries are read in one call.
 const OUTBOX_COST: Duration = Duration::from_micros(100);
+/// The longest pause after a commit, however long the commit took.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// A batch of at least this many events is part of a stampede. After smaller batches the relay pauses only
-/// while SQL is not behind, because many small campaigns take turns.
+/// while SQL is less than [`LAG_MAX`] behind, because many small campaigns take turns.
 const STAMPEDE_EVENTS: usize = 2048;
-/// Limits of the pauses after commits.
-const PAUSES: PauseLimits =
-    PauseLimits { pause_max: Duration::from_secs(1), lag_max: Duration::from_secs(5) };
-/// The limits after commits with codes, which winners wait for.
-const CODES_PAUSES: PauseLimits =
-    PauseLimits { pause_max: Duration::from_millis(250), lag_max: Duration::from_millis(250) };
+const LAG_MAX: Duration = Duration::from_secs(5);
+/// The same after commits with codes, which winners can read only then.
+const CODES_LAG_MAX: Duration = Duration::from_millis(250);
 /// The interval at which a waiting relay checks its condition again.
 const RECHECK: Duration = Duration::from_millis(5);
 /// Timeout of entries that wait for another core to commit earlier entries.
@@ -82,15 +81,6 @@ pub struct OutboxRelay {
     /// This core's consumer name, which shows operators which core reads. Cores with a copied data directory
     /// share the name; if both relay an event, it is written twice and counts once.
     consumer: String,
-}
-
-/// Limits of the relay's pauses, while claims are being decided.
-#[derive(Debug, Clone, Copy)]
-struct PauseLimits {
-    /// The longest pause after a commit, however long the commit took.
-    pause_max: Duration,
-    /// The age of a batch's oldest entry from which SQL is behind.
-    lag_max: Duration,
 }
 
 /// The reason why a campaign's outbox was not relayed.
@@ -486,11 +476,11 @@ impl<'a> Relay<'a> {
     /// Pauses while claims are being decided, and keeps the writer's turn during the pause. SQL catches up after a
     /// stampede.
     async fn yield_to_claims(&self, turn: WriterTurn<'_>) {
-        let limits = if turn.has_codes { CODES_PAUSES } else { PAUSES };
+        let lag_max = if turn.has_codes { CODES_LAG_MAX } else { LAG_MAX };
         let now = Instant::now();
         let worked = now - turn.began + OUTBOX_COST * turn.batches;
-        let until = now + worked.saturating_mul(PAUSE_FACTOR).min(limits.pause_max);
-        let may_pause = turn.events >= STAMPEDE_EVENTS || turn.age(clock::now()) < limits.lag_max;
+        let until = now + worked.saturating_mul(PAUSE_FACTOR).min(PAUSE_MAX);
+        let may_pause = turn.events >= STAMPEDE_EVENTS || turn.age(clock::now()) < lag_max;
         while may_pause
             && self.largest_backlog.load(Ordering::Relaxed) < self.parts.redis.outbox_max() / 2
             && self.parts.registry.notices().decisions.is_recent()
