@@ -270,10 +270,12 @@ impl Core {
         assert!(self.ready_unless_ended().await, "core has exited:\n{}", self.log());
     }
 
-    /// Waits until core is ready, and launches it again each time it exits, as a supervisor does: at its start, core
-    /// waits only 5 s for a database that is recovering.
+    /// Waits until core is ready, and launches it again each time it exits because of a store, as a supervisor does: at
+    /// its start, core waits only 5 s for a database that is recovering.
     pub async fn supervise(&mut self) {
         while !self.ready_unless_ended().await {
+            let status = self.process.wait(SOON).await;
+            assert_eq!(status.code(), Some(UNAVAILABLE), "core ended with {status}:\n{}", self.log());
             *self = self.launch_again();
         }
     }
@@ -427,6 +429,8 @@ impl Drop for Core {
     }
 }
 
+/// Exit status of a core or a command because a store did not answer.
+pub const UNAVAILABLE: i32 = 3;
 /// Slightly longer than core's own deadline for a decision.
 pub const DECISION: Duration = Duration::from_secs(3);
 

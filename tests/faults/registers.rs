@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use reqwest::Method;
 use serde_json::{Value, json};
 use support::checker::{Checker, Expect, Limits};
+use support::core_process::UNAVAILABLE;
 use support::follower::Follower;
 use support::inspect::key;
 use support::only_on;
@@ -227,9 +228,6 @@ async fn a_foreign_campaign_of_the_same_id_is_untouched() {
     fixture.core = fixture.core.restart().await;
     fixture.judge(row, &checker, Expect::default()).await;
 }
-
-/// Exit status of a command because a store did not answer.
-const UNAVAILABLE: i32 = 3;
 
 /// Runs `claimgate drop-foreign` as the operator of the data directory `data`, until the stores have answered; returns
 /// its status and output.

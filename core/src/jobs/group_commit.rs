@@ -89,7 +89,7 @@ pub struct WriterTurn<'a> {
     pub events: usize,
     /// Number of batches written. Each batch has entries of one campaign.
     pub batches: u32,
-    /// Whether winners of one of these batches wait for codes.
+    /// True if a campaign of these batches has codes.
     pub has_codes: bool,
     oldest: Option<Timestamp>,
 }
