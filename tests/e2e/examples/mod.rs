@@ -50,7 +50,12 @@ fn skipped_examples_are_listed_with_a_reason() {
     leave(Examples::of("lab/README.md"), &["make lab"]);
     leave(
         Examples::of("docs/performance.md"),
-        &["make bench", "make bench OPTIONS=\"--only tokens", "make bench OPTIONS=\"--only edge-passes"],
+        &[
+            "make bench OPTIONS=\"--only codes",
+            "make bench OPTIONS=\"--only edge --rounds",
+            "make bench OPTIONS=\"--only tokens",
+            "make bench OPTIONS=\"--only edge-passes",
+        ],
     );
     leave(
         Examples::of("tests/README.md"),
