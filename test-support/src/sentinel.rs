@@ -283,19 +283,29 @@ impl SentinelSet {
     /// Requests a failover, as an operator does, and waits until all sentinels name a different primary;
     /// returns its index. The old primary may be dead.
     pub async fn fail_over(&self) -> usize {
-        let (sentinel, before) = (&self.sentinels[0], self.named_by(&self.sentinels[0]).await);
-        let view = sentinel.view().await;
+        let before = self.named_by(&self.sentinels[0]).await;
         // A sentinel aborts a failover whose replica takes too long; the request is then sent again.
         eventually(SOON, || async {
-            let monitored = sentinel.monitored().await;
-            let is_done = self.index_in(&monitored) != before;
-            if !is_done && !monitored["flags"].contains("failover_in_progress") {
-                view.try_query::<String>(&["SENTINEL", "FAILOVER", SERVICE]).await?;
-            }
-            holds(is_done, || "in progress".to_owned())
+            let named = self.request_fail_over(before).await?;
+            holds(named != before, || "in progress".to_owned())
         })
         .await;
         self.promoted_after(before).await
+    }
+
+    /// Requests a failover from the server `from` of the first sentinel, unless one is in progress or over; returns the
+    /// index of the primary that this sentinel names.
+    ///
+    /// # Errors
+    /// If no replica can be promoted.
+    pub async fn request_fail_over(&self, from: usize) -> Result<usize, String> {
+        let monitored = self.sentinels[0].monitored().await;
+        let named = self.index_in(&monitored);
+        if named == from && !monitored["flags"].contains("failover_in_progress") {
+            let view = self.sentinels[0].view().await;
+            view.try_query::<String>(&["SENTINEL", "FAILOVER", SERVICE]).await?;
+        }
+        Ok(named)
     }
 
     /// Waits until all sentinels name the same server other than `before`, and that server is a primary;

@@ -145,7 +145,7 @@ async fn core_does_not_start_on_a_service_unknown_to_sentinel() {
 async fn url_with_core_user(set: &SentinelSet) -> String {
     set.never_fail_over().await;
     for server in &set.servers {
-        let may = ["~cg:*", "+@all", "-@dangerous", "-@admin", "+info", "+config|get"];
+        let may = ["~cg:*", "+@all", "-@dangerous", "-@admin", "+info", "+config|get", "+client|pause"];
         let password = format!(">{PASSWORD}");
         let user = [&["ACL", "SETUSER", "core", "on", &password][..], &may].concat();
         server.view().await.query::<()>(&user).await;

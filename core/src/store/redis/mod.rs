@@ -308,7 +308,8 @@ impl RedisStore {
         self.connections.wait_until_usable().await;
     }
 
-    /// Abandons the connected server as soon as Sentinel, if used, names another primary. Never returns.
+    /// Abandons the connected server as soon as Sentinel, if used, is about to replace it or names another primary.
+    /// Never returns.
     pub async fn follow_failovers(&self) {
         self.connections.follow_failovers().await;
     }

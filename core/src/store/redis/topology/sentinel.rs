@@ -11,6 +11,7 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
+use parking_lot::Mutex;
 use redis::{Client, ConnectionAddr, ErrorKind, RedisError};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -22,6 +23,9 @@ pub(super) const QUERY_TIMEOUT: Duration = Duration::from_millis(300);
 /// Time limit of the search while no named server is a primary: a failover may be in progress.
 const FIND_MAX: Duration = Duration::from_millis(500);
 const FIND_PAUSE: Duration = Duration::from_millis(50);
+/// Time for which core waits for the successor of a primary that Sentinel is replacing. Longer than a usual promotion,
+/// which takes up to 1 s.
+pub(super) const LEAVE_MAX: Duration = Duration::from_secs(3);
 
 /// The Sentinels of one service, and the latest failover that they agreed on.
 #[derive(Debug)]
@@ -30,6 +34,8 @@ pub struct Sentinels {
     /// The epoch of the latest failover on which most sentinels agreed and whose primary accepted a
     /// connection. A sentinel with an earlier epoch is ignored unless most sentinels agree with it.
     latest: AtomicU64,
+    /// The primary that is being replaced, and when core may connect to it again.
+    leaving: Mutex<Option<Box<(ConnectionAddr, Instant)>>>,
 }
 
 /// The primary as named by a sentinel.
@@ -67,7 +73,17 @@ impl From<RedisError> for SentinelError {
 impl Sentinels {
     /// Creates the Sentinels at `address` without connecting to them.
     pub fn new(address: SentinelAddress) -> Self {
-        Self { address, latest: AtomicU64::new(0) }
+        Self { address, latest: AtomicU64::new(0), leaving: Mutex::default() }
+    }
+
+    /// Keeps core from connecting, for [`LEAVE_MAX`], to a primary that Sentinel is replacing. By then, it either has a
+    /// successor, or Sentinel could not promote the replica.
+    pub(super) fn leave(&self, primary: ConnectionAddr) {
+        *self.leaving.lock() = Some(Box::new((primary, Instant::now() + LEAVE_MAX)));
+    }
+
+    fn is_leaving(&self, primary: &ConnectionAddr, now: Instant) -> bool {
+        self.leaving.lock().as_deref().is_some_and(|(left, until)| left == primary && now < *until)
     }
 
     /// Connects to the primary; `response_timeout` limits the wait for each reply.
@@ -95,6 +111,10 @@ impl Sentinels {
         let mut reasons = Vec::new();
         let (named, agreed) = self.query_all().await?;
         for named in named {
+            if self.is_leaving(&self.address(&named), Instant::now()) {
+                reasons.push(format!("Sentinel is replacing {}:{}", named.host, named.port));
+                continue;
+            }
             match Primary::connect(self.client(&named)?, Mode::Standalone, response_timeout).await {
                 Ok(primary) => {
                     if agreed.as_ref() == Some(&named) {
@@ -235,9 +255,25 @@ pub(super) async fn within<T>(call: impl Future<Output = Result<T, RedisError>>)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::redis_address::RedisAddress;
 
     fn named(epoch: u64, port: u16) -> NamedPrimary {
         NamedPrimary { epoch, host: "10.0.0.1".to_owned(), port }
+    }
+
+    #[test]
+    fn a_primary_that_is_replaced_is_left_for_a_limited_time() {
+        let address = RedisAddress::parse("redis+sentinel://192.0.2.1/main", None).unwrap();
+        let RedisAddress::Sentinel(address) = address else { panic!("{address:?}") };
+        let sentinels = Sentinels::new(address);
+        let [old, other] = [1, 2].map(|port| sentinels.address(&named(1, port)));
+        let before = Instant::now();
+        sentinels.leave(old.clone());
+        assert!(sentinels.is_leaving(&old, before) && !sentinels.is_leaving(&other, before));
+        let later = Instant::now() + LEAVE_MAX;
+        assert!(!sentinels.is_leaving(&old, later), "a failed promotion must not keep core away");
+        sentinels.leave(other);
+        assert!(!sentinels.is_leaving(&old, before), "the old primary may be promoted again");
     }
 
     #[test]

@@ -13,10 +13,10 @@ use parking_lot::RwLock;
 use redis::aio::MultiplexedConnection;
 use redis::{Client, ConnectionAddr, ErrorKind, RedisError, ServerErrorKind};
 use tokio::sync::{Mutex, Notify};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::primary::{Mode, NoPrimary, Primary, Run, connect};
-use super::sentinel::Sentinels;
+use super::sentinel::{LEAVE_MAX, Sentinels};
 use crate::domain::counters::Generation;
 use crate::redis_address::same_scheme;
 use crate::step;
@@ -28,6 +28,8 @@ pub(in crate::store::redis) const RESPONSE_TIMEOUT: Duration = Duration::from_se
 const CONNECT_PAUSE: Duration = Duration::from_millis(50);
 /// The same period while a thread that cannot connect shares the connection of another thread.
 const SHARED_PAUSE: Duration = Duration::from_secs(1);
+/// Time limit of `CLIENT PAUSE` on a primary that is being replaced: afterwards, Sentinel promotes the replica.
+const PAUSE_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// The means of finding a server.
 #[derive(Debug)]
@@ -355,6 +357,22 @@ impl Connection {
         }
     }
 
+    /// Stays away, for [`LEAVE_MAX`], from the primary that Sentinel is replacing. If the last generation belongs to
+    /// this server, pauses the server's writes, ends the generation and aborts its calls.
+    pub(in crate::store::redis) async fn leave(&self, primary: &ConnectionAddr) {
+        let Some(sentinels) = self.sentinels() else { return };
+        let state = self.server.state.lock().await;
+        sentinels.leave(primary.clone());
+        if state.address.as_ref() != Some(primary) {
+            return;
+        }
+        if let Some(session) = self.server.shared_session(&state) {
+            tracing::warn!(%primary, "Sentinel is replacing the primary; waiting for its successor");
+            pause_writes(session).await;
+        }
+        self.server.retire();
+    }
+
     /// Ends the last generation and aborts its calls, unless it belongs to the server at `primary`.
     pub(in crate::store::redis) async fn retire_unless_at(&self, primary: &ConnectionAddr) {
         let state = self.server.state.lock().await;
@@ -426,6 +444,18 @@ impl Connection {
     fn keep(&self, session: &Session) -> Session {
         *self.session.write() = Some(session.clone());
         session.clone()
+    }
+}
+
+/// Pauses the writes of all clients of a primary that is being replaced. Without the pause, the greetings that
+/// sentinels publish there would let the other replicas get ahead of the promoted one.
+async fn pause_writes(mut session: Session) {
+    let mut command = redis::cmd("CLIENT");
+    command.arg("PAUSE").arg(LEAVE_MAX.as_millis().to_string()).arg("WRITE");
+    match timeout(PAUSE_TIMEOUT, command.query_async::<()>(&mut session.connection)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!(%error, "cannot pause the writes of the primary that is being replaced"),
+        Err(_) => tracing::debug!("the primary that is being replaced does not answer"),
     }
 }
 
