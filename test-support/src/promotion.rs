@@ -86,11 +86,8 @@ impl Timings {
 pub enum Cause {
     /// The first server is killed.
     Killed,
-    /// An operator requests it. The first server keeps accepting writes, so the replica that is not promoted
-    /// is ahead of the promoted one and needs a full resync.
+    /// An operator requests it.
     Requested,
-    /// An operator requests it after pausing the writes of the first server.
-    Planned,
 }
 
 /// Fails over from the first server, while callers send claims of `campaign` until they succeed.
@@ -102,10 +99,6 @@ pub async fn fail_over(set: &SentinelSet, core: &Core, campaign: &str, cause: Ca
                 set.promoted_after(0).await
             }
             Cause::Requested => set.fail_over().await,
-            Cause::Planned => {
-                set.pause_writes(0).await;
-                set.fail_over().await
-            }
         }
     };
     let won = async {

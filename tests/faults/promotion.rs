@@ -62,12 +62,6 @@ async fn a_large_campaign_is_adopted_after_a_requested_failover() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_large_campaign_is_adopted_after_a_planned_failover() {
-    only_on!(OWN, "it starts its own servers");
-    of_a_large_campaign("a large campaign after a planned promotion", Cause::Planned).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_large_campaign_is_adopted_after_a_killed_primary() {
     only_on!(OWN, "it starts its own servers");
     of_a_large_campaign("a large campaign whose primary was killed", Cause::Killed).await;

@@ -20,16 +20,12 @@ pub const GROUP: Group = Group {
         AFTER_A_CRASH.named,
         AFTER_A_CRASH.followed,
         AFTER_A_CRASH.core,
-        PLANNED.won,
-        PLANNED.named,
-        PLANNED.followed,
-        PLANNED.core,
-        UNPLANNED.won,
-        UNPLANNED.named,
-        UNPLANNED.followed,
-        UNPLANNED.core,
+        REQUESTED.won,
+        REQUESTED.named,
+        REQUESTED.followed,
+        REQUESTED.core,
     ],
-    parts: &[Cost::of(0.0, 25.0, 0.0)],
+    parts: &[Cost::of(0.0, 17.0, 0.0)],
     run: |session| Box::pin(run(session)),
 };
 
@@ -47,26 +43,18 @@ const AFTER_A_CRASH: Figures = Figures {
     followed: &Definition::info("… until a replica follows it", Unit::Seconds),
     core: &Definition::info("… then core and that replica", Unit::Seconds),
 };
-const PLANNED: Figures = Figures {
-    won: &Definition::at_most("1 M claims, manual failover, paused", Unit::Seconds, 1.0),
-    named: &Definition::info("paused: … most Sentinels name it", Unit::Seconds),
-    followed: &Definition::info("paused: … a replica follows it", Unit::Seconds),
-    core: &Definition::info("paused: … core and that replica", Unit::Seconds),
-};
-const UNPLANNED: Figures = Figures {
-    won: &Definition::at_most("1 M claims, manual failover, not paused", Unit::Seconds, 1.0),
-    named: &Definition::info("not paused: … most Sentinels name it", Unit::Seconds),
-    followed: &Definition::info("not paused: … a replica follows it", Unit::Seconds),
-    core: &Definition::info("not paused: … core and that replica", Unit::Seconds),
+const REQUESTED: Figures = Figures {
+    won: &Definition::at_most("1 M claims, manual failover", Unit::Seconds, 1.0),
+    named: &Definition::info("manual: … most Sentinels name it", Unit::Seconds),
+    followed: &Definition::info("manual: … a replica follows it", Unit::Seconds),
+    core: &Definition::info("manual: … core and that replica", Unit::Seconds),
 };
 
 const CLAIMS: u64 = 1_000_000;
 
 async fn run(session: &mut Session) -> anyhow::Result<()> {
     while let Some(round) = session.next_round() {
-        let causes =
-            [(Cause::Killed, AFTER_A_CRASH), (Cause::Planned, PLANNED), (Cause::Requested, UNPLANNED)];
-        for (cause, figures) in causes {
+        for (cause, figures) in [(Cause::Killed, AFTER_A_CRASH), (Cause::Requested, REQUESTED)] {
             session.begin_round();
             let timings = session.measure(Box::pin(promoted(cause))).await?;
             session.say(format_args!("round {round} · {cause:?}: {}", timings.line()));
