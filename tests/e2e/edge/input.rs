@@ -142,7 +142,8 @@ fn a_client_cannot_forge_its_user_or_address() {
     run(async {
         let world = open_world().await;
         world.core.create("identity", json!({"total": 5})).await;
-        let mut request = world.claim_request("identity", "alice").header("CF-Connecting-IP", "192.0.2.9");
+        let mut request =
+            world.keyed_request("identity", "alice", "k").header("CF-Connecting-IP", "192.0.2.9");
         for (name, value) in [
             ("X-Claimgate-User", "mallory"),
             ("X-Claimgate-Key", "mallorys-key"),

@@ -93,7 +93,8 @@ fn rate_limited_lookups_leave_claims_unaffected() {
         let (count, refused) = look_up_until_refused(&world, "own-rates").await;
         assert!(count >= 20, "only {count} were accepted");
         let _ = refused.refused(429, "rate_limited");
-        let claim = world.claim_request("own-rates", "curious").header("CF-Connecting-IP", "192.0.2.200");
+        let claim =
+            world.keyed_request("own-rates", "curious", "k").header("CF-Connecting-IP", "192.0.2.200");
         let _ = world.send(claim).await.expect(201);
     });
 }

@@ -275,8 +275,8 @@ fn a_campaign_without_the_rule_ignores_passes() {
         let world = shop_world("edge-passes-ignored", &[]).await;
         world.core.create("open", json!({})).await;
         let _ = world.view("open").await.expect(200);
-        for sent in [pass("open", "alice", Some(1)), "nonsense".to_owned()] {
-            let made = world.send(world.claim_request("open", "alice").pass(&sent)).await.expect(201);
+        for (key, sent) in [("k1", pass("open", "alice", Some(1))), ("k2", "nonsense".to_owned())] {
+            let made = world.send(world.keyed_request("open", "alice", key).pass(&sent)).await.expect(201);
             assert_eq!(words(&world, &made), [""; 0]);
         }
         assert!(!world.edge.log().contains("pass rejected"), "{}", world.edge.log());

@@ -191,7 +191,9 @@ impl Provider {
     }
 
     async fn claim(&self, world: &World, token: &str) -> Reply {
-        let request = world.request("POST", "/v1/campaigns/login/claims").json(&json!({}));
+        // Without a key, a claim is not sent again, even if the edge could not fetch the keys in time.
+        let request = world.request("POST", "/v1/campaigns/login/claims").header("Idempotency-Key", "k");
+        let request = request.json(&json!({}));
         let request = match self.carrier {
             Some(header) => request.header(header, token),
             None => request.bearer_auth(token),

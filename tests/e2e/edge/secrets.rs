@@ -72,7 +72,7 @@ async fn users_are_authenticated_by(issuer: Issuer, other: Issuer) {
     let world = World::start(Runtime::from_env(), &format!("edge-{algorithm}"), "test", &variables).await;
     world.core.create("signed", json!({"total": 5})).await;
     let claim = |token: String| {
-        let request = world.request("POST", "/v1/campaigns/signed/claims");
+        let request = world.request("POST", "/v1/campaigns/signed/claims").header("Idempotency-Key", "k");
         world.send(request.bearer_auth(token).json(&json!({})))
     };
     let granted = claim(issuer.token(&json!({}), &payload("alice"))).await.expect(201).json();

@@ -161,17 +161,17 @@ fn audience_claims_leeway_and_header_are_configurable() {
         claims.as_object_mut().unwrap().remove("aud");
         claims["exp"] = json!(now_ms() / 1000 - 30);
         (claims["client_id"], claims["token_use"]) = (json!("7g4"), json!("access"));
-        let claim = |claims: &Value| {
-            let request = world.request("POST", "/v1/campaigns/tokens/claims").json(&json!({}));
+        let claim = |claims: &Value, key: &str| {
+            let request = world.request("POST", "/v1/campaigns/tokens/claims").header("Idempotency-Key", key);
             let token = world.token_of(&header(), claims);
-            world.send(request.header("Cf-Access-Jwt-Assertion", token))
+            world.send(request.header("Cf-Access-Jwt-Assertion", token).json(&json!({})))
         };
-        let _ = claim(&claims).await.expect(201);
+        let _ = claim(&claims, "k1").await.expect(201);
         // 8,000 bytes of groups fit.
         claims["groups"] = json!("g".repeat(5_800));
-        let _ = claim(&claims).await.expect(201);
+        let _ = claim(&claims, "k2").await.expect(201);
         claims["token_use"] = json!("id");
-        let refused = claim(&claims).await.refused(401, "unauthenticated");
+        let refused = claim(&claims, "k3").await.refused(401, "unauthenticated");
         let line = r#"has a different value: the token has "token_use=id""#;
         until_logged(&world, &format!("token rejected: a required token claim is missing or {line}")).await;
         assert!(!refused.json()["detail"].as_str().unwrap().contains("token_use"));
@@ -188,11 +188,13 @@ fn tokens_for_each_listed_audience_are_accepted() {
         let variables = [("USER_JWT_AUD", "shop, app")];
         let world = World::start(Runtime::from_env(), "edge-token-audiences", "test", &variables).await;
         world.core.create("tokens", json!({"total": 10})).await;
-        for aud in [json!("shop"), json!("app"), json!(["app"]), json!(["other", "shop"])] {
+        let listed = [json!("shop"), json!("app"), json!(["app"]), json!(["other", "shop"])];
+        for (key, aud) in ["k1", "k2", "k3", "k4"].into_iter().zip(listed) {
             let request = world.request("POST", "/v1/campaigns/tokens/claims").json(&json!({}));
+            let request = request.header("Idempotency-Key", key);
             let token = with(&world, "aud", aud.clone());
             let reply = world.send(request.bearer_auth(token)).await;
-            assert_eq!(reply.status, 201, "{aud}: {}", reply.text());
+            assert!(reply.is_created(), "{aud}: {}", reply.text());
         }
         for (aud, found) in [
             (json!("claimgate"), "claimgate"),
