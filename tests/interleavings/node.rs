@@ -163,6 +163,18 @@ impl TestCore {
         }
     }
 
+    /// Applies the rules of a campaign if they are due, as core does every second.
+    ///
+    /// # Errors
+    /// If the rules may not be in force yet.
+    pub async fn put_into_force(&self, id: &CampaignId) -> Result<(), String> {
+        let handle = self.engine.campaigns.find(id).await.map_err(|error| format!("{error:?}"))?;
+        if !handle.is_in_redis() || !handle.rules_are_due() {
+            return Ok(());
+        }
+        self.engine.changes.put_into_force(&handle, None).await.map_err(|error| format!("{error:?}"))
+    }
+
     /// Runs one round of the relay, which takes over the entries of all other cores.
     pub async fn relay(&self) -> String {
         format!("{:?}", self.relay.round(Duration::ZERO).await)

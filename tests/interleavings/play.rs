@@ -76,11 +76,14 @@ impl<'w> ScheduleRun<'w> {
         let is_repeated = Cell::new(false);
         eventually(SOON, || async {
             let reply = call().await;
-            // The call before may have changed the campaign, although its answer was 503.
-            let is_done = is_repeated.replace(true) && reply.code() == "version_conflict";
-            assert!(is_done || [200, 201, 503].contains(&reply.status), "{}: {}", reply.status, reply.body);
+            // The call before may have stored a change, although its answer was 503.
+            let is_stored = is_repeated.replace(true) && reply.code() == "version_conflict";
+            assert!(is_stored || [200, 201, 503].contains(&reply.status), "{}: {}", reply.status, reply.body);
             if reply.status == 503 {
                 node.maintain(&self.campaign_id()).await;
+            }
+            if is_stored {
+                node.put_into_force(&self.campaign_id()).await?;
             }
             holds(reply.status != 503, || reply.body.to_string())
         })
