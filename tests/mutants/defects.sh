@@ -81,7 +81,7 @@ defect feed_lacks_transitions core/src/store/sql/transition.rs \
 defect feed_cursor_not_verified core/src/store/sql/feed.rs \
     'let at = claims.iter().position(|one| one == claim)?;' \
     'let at = claims.iter().position(|one| one == claim).unwrap_or(0);' \
-    e2e changes
+    e2e changes::
 defect feed_skip_constant core/src/store/sql/feed_writer.rs \
     'SKIPPED_MIN + u64::from(random)' 'SKIPPED_MIN' \
     interleavings a_cursor_to_a_lost_change

@@ -30,7 +30,7 @@ copy_tree() {
         while IFS= read -r -d '' file; do
             if [ ! -f "$file" ] || cmp -s "$file" "$tree/$file"; then continue; fi
             mkdir -p "$tree/$(dirname "$file")"
-            cat "$file" >"$tree/$file"
+            cp --preserve=mode "$file" "$tree/$file"
         done
 }
 
