@@ -454,7 +454,9 @@ async fn pause_writes(mut session: Session) {
     command.arg("PAUSE").arg(LEAVE_MAX.as_millis().to_string()).arg("WRITE");
     match timeout(PAUSE_TIMEOUT, command.query_async::<()>(&mut session.connection)).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::warn!(%error, "cannot pause the writes of the primary that is being replaced"),
+        Ok(Err(error)) => {
+            tracing::warn!(%error, "cannot pause the writes of the primary that is being replaced");
+        }
         Err(_) => tracing::debug!("the primary that is being replaced does not answer"),
     }
 }
