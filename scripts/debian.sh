@@ -48,8 +48,8 @@ copy_rust() {
     printf 'version = "12"\ndefault_toolchain = "%s"\n' "$toolchain" >"$rustup_home/settings.toml"
 }
 
-# Copies this machine's Node and npm, with npm's settings, into /usr/local of the root $1. The checkout's own Node, first
-# in the PATH of scripts/tools.sh, has no npm.
+# Copies this machine's Node and npm and its settings into /usr/local of the root $1. The checkout's own Node, which
+# is first in the PATH of scripts/tools.sh, has no npm.
 copy_node() {
     local prefix=$1/usr/local config PATH=${PATH//"$PWD/node_modules/.bin:"/}
     install -D "$(node -p process.execPath)" "$prefix/bin/node"

@@ -156,7 +156,8 @@ defect extension_not_in_the_holds lua/transition.lua \
     "  append(work, 'held', expires_at, hold_member(user_id, digest))
 " ''
 defect extension_without_maximum lua/transition.lua \
-    'math.min(work.now + campaign.hold_ms, claim.claimed_at + tonumber(ARGV[7]))' 'work.now + campaign.hold_ms'
+    'math.min(work.now + campaign.hold_ms, claim.claimed_at + tonumber(ARGV[7]))' 'work.now + campaign.hold_ms' \
+    e2e extensions::a_hold_is_extended_up
 defect extension_shortens_holds lua/transition.lua \
     'if expires_at - claim.expires_at < EXTENSION_MS_MIN then return end' 'if expires_at == claim.expires_at then return end'
 defect extensions_not_limited lua/transition.lua \
